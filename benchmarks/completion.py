@@ -14,7 +14,8 @@ the text behind it (2,000), and what reads projects the other files.
     lines          what `cpplm.generate.project.line_retrieval` finds in the project
     RUN            greedy: with the suffix where the run was trained to fill in; `plain` without it
     RUN +project   with text of the project in front, too (docs/fill-in-the-middle.md)
-    RUN +lines     lines of the project where they are right with probability 0.2 or more, else as RUN
+    RUN +project +lines  lines of the project where they are right with probability 0.2 or more, or likelier
+                   than what the model writes; else as RUN +project
 
 `--fit` prints the weights of `lines`, by the likelihood of what belongs into the holes of --files, instead.
 
@@ -188,14 +189,27 @@ def of_model(run: str, held_out: HeldOut, folder: Path, lines: ProjectLines) -> 
             f"{run} {way}".strip(),
             score(held_out, answers, bits) | (latency(model, holes) if not way else {}),
         )
-        if way == ("" if trained else "plain"):
-            retrieved = [lines.retrieve(hole) for hole in holes]
-            both = [
-                found.text if found.probability >= DEFAULT_PROJECT_LINES else answer
-                for found, answer in zip(retrieved, answers, strict=True)
-            ]
-            yield f"{run} +lines", score(held_out, both, [None] * len(holes))
+        if way == "+project":
+            both = likelier(model, fitted, answers, [lines.retrieve(hole) for hole in holes], kinds)
+            yield f"{run} +project +lines", score(held_out, both, [None] * len(holes))
     model.supports_fim = trained
+
+
+def likelier(
+    model: CheckpointModel, requests: Sequence[CodePrompt], answers: Sequence[str],
+    retrieved: Sequence[RetrievedLines], kinds: Sequence[str],
+) -> list[str]:  # fmt: skip
+    """What `serve --project` shows: lines of the project, or what the model writes where it is likelier."""
+    written = [
+        first_line(text) if kind == "single" else text for text, kind in zip(answers, kinds, strict=True)
+    ]
+    bits = model.score_middles(requests, written)
+    return [
+        lines.text
+        if lines.text and lines.probability >= min(DEFAULT_PROJECT_LINES, 2 ** -(each or 0.0))
+        else answer
+        for lines, answer, each in zip(retrieved, written, bits, strict=True)
+    ]
 
 
 _PROJECTS: dict[Path, ProjectContext] = {}

@@ -13,6 +13,7 @@ from cpplm.cli.generate import CURSOR
 from cpplm.cli.main import dispatch
 from cpplm.core.errors import UserError
 from cpplm.generate.engine import Engine
+from cpplm.generate.project.line_retrieval import RetrievedLines
 from cpplm.generate.settings import GenerateSettings, ModelSource, SamplingSettings
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.generate.talker import babbler, write_run
@@ -101,13 +102,16 @@ def test_a_hole_is_filled(engine: Engine, command: Command, spm: bool) -> None:
 def test_a_project_stands_before_the_hole(engine: Engine, command: Command, tmp_path: Path) -> None:
     (tmp_path / "other.cpp").write_text("int a;\nint b;\n")
     hole = f"int a;\n{CURSOR}\n"
-    _, figures = command("--fim", "--project", str(tmp_path), "--file", "a.cpp", stdin=hole)
+    given = ("--fim", "--project", str(tmp_path), "--project_lines", "1", "--file", "a.cpp")
+    _, figures = command(*given, stdin=hole)
     assert figures["completions"] == expected(engine, "int a;\nint b;\n\nint a;\n", "\n")
     with pytest.raises(UserError, match="is not in the project"):
         command("--fim", "--project", str(tmp_path), "--file", "../a.cpp", stdin=hole)
 
 
-def test_lines_of_the_project_are_printed_instead(command: Command, tmp_path: Path) -> None:
+def test_lines_of_the_project_are_printed_instead(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = "open(a, b);\nif (c) {\nbegin(1.5);\none(2);\n}\nclose(d);\n"
     (tmp_path / "other.cpp").write_text(text)
     hole = ("--fim", "--project", str(tmp_path), "--file", "a.cpp", "--project_lines")
@@ -115,7 +119,12 @@ def test_lines_of_the_project_are_printed_instead(command: Command, tmp_path: Pa
     assert printed == text
     assert (figures["completions"], figures["finish_reasons"]) == (["one(2);"], ["project"])
     assert 0.01 < figures["probability"] < 1
-    assert command(*hole, "1", stdin=text.replace("one(2);", CURSOR))[0] != text
+    assert command(*hole, "0.999", stdin=text.replace("one(2);", CURSOR)) == (printed, figures)
+    written = command(*hole, "1", stdin=text.replace("one(2);", CURSOR))
+    assert written[0] != text
+    with monkeypatch.context() as patch:  # the model's answer is likelier
+        patch.setattr("cpplm.generate.project.context.retrieve_lines", lambda *_: RetrievedLines("", 1e-300))
+        assert command(*hole, "0.999", stdin=text.replace("one(2);", CURSOR)) == written
     for share, message in (("0", "is no probability"), ("1.5", "is no probability")):
         with pytest.raises(UserError, match=message):
             command(*hole, share, stdin=CURSOR)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cpplm.generate.engine import Engine
+from cpplm.generate.project.line_retrieval import RetrievedLines
 from cpplm.generate.settings import ProjectSettings, SamplingSettings
 from cpplm.serve.api.infill import InfillStop, infill_context
 from cpplm.serve.request_builder import RequestBuilder, ServedModel
@@ -115,12 +116,14 @@ def test_text_of_the_project_stands_before_the_prefix(engine: Engine, tmp_path: 
         served.settle()
 
 
-def test_lines_of_the_project_are_answers_where_they_are_likely(engine: Engine, tmp_path: Path) -> None:
+def test_lines_of_the_project_are_answers_where_they_are_likely(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     around = ["open(a, b);", "if (c) {", "begin(1.5);", "}", "close(d);"]
     (tmp_path / "other.cpp").write_text("\n".join([*around[:3], "one(2);", "two *= 3;", *around[3:]]) * 3)
     body = llama_vscode(
         input_prefix="\n".join(around[:3]) + "\n", prompt="", input_suffix="\n" + "\n".join(around[3:]),
-        n_indent=0, input_file="a.cpp",
+        n_indent=0, input_file="a.cpp", temperature=0,
     )  # fmt: skip
     with serving(engine, project=ProjectSettings(tmp_path, 0.01)) as served:
         found = served.post("/infill", body).json()
@@ -138,9 +141,20 @@ def test_lines_of_the_project_are_answers_where_they_are_likely(engine: Engine, 
         assert (ahead["content"], ahead["project_probability"]) == ("", 0)
         served.settle()
     with serving(engine, project=ProjectSettings(tmp_path, 1)) as served:
-        found = served.post("/infill", body).json()
-        assert found["project_probability"] == 0
-        assert found["tokens_predicted"] > 0
+        written = served.post("/infill", body).json()
+        assert written["project_probability"] == 0
+        assert written["tokens_predicted"] > 0
+    with serving(engine, project=ProjectSettings(tmp_path, 0.999)) as served:  # less: the likelier answer
+        likelier = served.post("/infill", {**body, "stop": ["two"]}).json()
+        assert likelier["content"] == "one(2);\n"
+        assert likelier["project_probability"] == found["project_probability"]
+        assert likelier["tokens_predicted"] > 0
+        assert served.post("/infill", {**body, "stream": True}).text.count("data:") == 1
+        unlikely = RetrievedLines("one(2);", 1e-300)
+        monkeypatch.setattr("cpplm.generate.project.context.retrieve_lines", lambda *_: unlikely)
+        same = served.post("/infill", body).json()
+        assert (same["content"], same["project_probability"]) == (written["content"], 0)
+        served.settle()
 
 
 @pytest.mark.parametrize("suffix", [{}, {"input_suffix": ""}, {"input_suffix": "\n\n"}])

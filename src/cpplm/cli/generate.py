@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import replace
 from typing import Any
@@ -33,9 +34,15 @@ def generate(settings: GenerateSettings) -> Report:
     if settings.fim and not checkpoint.supports_fim:
         log_info("cpplm: this model was not trained to fill in (--fim_rate): what it writes will hardly fit")
     lines = _project_lines(engine, settings, prefix, suffix)
-    if lines is not None:
+    if lines is not None and lines.probability >= settings.project.project_lines:
         return _retrieved(lines, checkpoint.step, prefix, suffix or "")
-    completions, drafts = _write(engine, settings, prefix, suffix)
+    streams = settings.num_samples == 1 and lines is None
+    request = _request(engine, settings, prefix, suffix)
+    if lines is not None:
+        request = replace(request, logprobs=0)
+    completions, drafts = _write(engine, settings, request, (prefix, suffix or "") if streams else None)
+    if lines is not None and lines.probability > math.exp(sum(t.logprob for t in completions[0].logprobs)):
+        return _retrieved(lines, checkpoint.step, prefix, suffix or "")
     figures = {
         "step": checkpoint.step,
         "prompt": prefix,
@@ -44,11 +51,16 @@ def generate(settings: GenerateSettings) -> Report:
         "finish_reasons": [completion.finish_reason for completion in completions],
         **drafts,
     }
-    blocks = [] if len(completions) == 1 else [
-        f"--- sample {number} ({completion.finish_reason}) ---\n"
-        + sanitize(prefix) + sanitize(completion.text, "1") + sanitize(suffix or "")
-        for number, completion in enumerate(completions, 1)
-    ]  # fmt: skip
+    if streams:
+        return Report("", figures)
+    blocks = [
+        sanitize(prefix) + sanitize(completion.text, "1") + sanitize(suffix or "")
+        for completion in completions
+    ]
+    if len(completions) == 1:
+        return Report(blocks[0].removesuffix("\n"), figures)
+    for number, completion in enumerate(completions):
+        blocks[number] = f"--- sample {number + 1} ({completion.finish_reason}) ---\n{blocks[number]}"
     return Report("\n".join(blocks), figures)
 
 
@@ -91,29 +103,31 @@ def _from_stdin() -> str:
 
 
 def _write(
-    engine: Engine, settings: GenerateSettings, prefix: str, suffix: str | None
+    engine: Engine, settings: GenerateSettings, request: GenerationRequest, shown: tuple[str, str] | None
 ) -> tuple[list[CompletionOutput], dict[str, Any]]:
-    """All samples, and how many tokens were drafted; a single sample is printed as it is written.
+    """All samples, and how many tokens were drafted.
 
-    Raises:
-        UserError: the prompt leaves no room in the context; nothing is printed then.
+    Args:
+        engine: of the model.
+        settings: of the command.
+        request: of all samples.
+        shown: text before and behind a single sample, to print both and the sample as it is written.
     """
-    request = _request(engine, settings, prefix, suffix)
     scheduler = engine.scheduler(_limits(settings))
     scheduler.submit(request)
-    streams = settings.num_samples == 1
-    if streams:
+    prefix, suffix = shown or ("", "")
+    if shown:
         _print(sanitize(prefix))
     done: dict[int, CompletionOutput] = {}
     while not scheduler.idle:
         for event in scheduler.step():
-            if streams:
-                _print(sanitize(event.text, "1" if suffix is not None else ""))
+            if shown:
+                _print(sanitize(event.text, "1" if settings.fim else ""))
             if event.completion is not None:
                 done[event.sample] = event.completion
-    if streams:
-        _print(sanitize(suffix or ""))
-        if not (prefix + done[0].text + (suffix or "")).endswith("\n"):
+    if shown:
+        _print(sanitize(suffix))
+        if not (prefix + done[0].text + suffix).endswith("\n"):
             _print("\n")
     drafts = {"drafted": scheduler.num_drafted, "accepted": scheduler.num_accepted}
     return [done[number] for number in sorted(done)], drafts if settings.draft != "off" else {}

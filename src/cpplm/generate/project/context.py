@@ -28,13 +28,13 @@ class ProjectContext:
         Args:
             folder: of the project.
             ends: of the model's tokenizer.
-            min_probability: of the lines that `lines` gives.
+            min_probability: with which lines of the project need no model; 1 = none are looked for.
 
         Raises:
             UserError: no C++ there.
         """
         self._files = ProjectFiles(folder)
-        self._ends, self._min_probability = ends, min_probability
+        self._ends, self.min_probability = ends, min_probability
         self._lock = threading.Lock()
 
     def source(self, file: str, prefix: str, suffix: str) -> ContextSource:
@@ -58,13 +58,12 @@ class ProjectContext:
         return text
 
     def lines(self, file: str, prefix: str, suffix: str) -> RetrievedLines | None:
-        """The lines at a cursor as the project has them elsewhere, if they are likely enough; as `source`."""
-        if self._min_probability >= 1:
+        """The likeliest lines at a cursor as the project has them elsewhere; arguments as of `source`."""
+        if self.min_probability >= 1:
             return None
         name, prefix = self._locate(file, prefix, suffix)
         with self._lock:
-            found = retrieve_lines(self._files.files, name, prefix, suffix)
-        return found if found is not None and found.probability >= self._min_probability else None
+            return retrieve_lines(self._files.files, name, prefix, suffix)
 
     def _locate(self, file: str, prefix: str, suffix: str) -> tuple[str, str]:
         """The name of the file with a cursor, and all that is in front of it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -45,6 +46,8 @@ class InfillProgress(UsageCounter):
     """Time of the first token."""
     probability: float = 0.0
     """Of lines that the project gave instead of the model."""
+    logprob: float = 0.0
+    """Of all that the model wrote, where it was asked for."""
 
     def timings(self) -> Timings:
         """Durations and rates up to now."""
@@ -139,15 +142,19 @@ def add_infill(
         lines = None
         if project is not None and params.n_predict != 0:
             lines = await off_event_loop(lambda: _project_lines(params, project), characters)
-        if lines is not None:
+        if lines is not None and project is not None and lines.probability >= project.min_probability:
             deltas = _retrieved(lines, sampling, stop, progress)
         else:
             request = await off_event_loop(
                 lambda: _request(params, sampling, builder, progress, project), characters
             )
             service.metrics.prompt_tokens.inc(progress.prompt_tokens)
-            events = service.token_events([replace(request, stop=stop)])
+            events = service.token_events(
+                [replace(request, stop=stop, logprobs=None if lines is None else 0)]
+            )
             deltas = _deltas(events, request, stop, progress, read_only=params.n_predict == 0)
+            if lines is not None:
+                deltas = _likelier(deltas, lines, sampling, stop, progress)
         response = await service.respond(http, deltas, formatter, progress, stream=params.stream)
         if params.response_fields is None or params.stream or response.status_code != 200:
             return response
@@ -256,6 +263,19 @@ async def _retrieved(
     yield Delta(0, text, finish_reason="stop")
 
 
+async def _likelier(
+    written: DeltaStream, lines: RetrievedLines, settings: SamplingSettings, stop: InfillStop,
+    progress: InfillProgress,
+) -> DeltaStream:  # fmt: skip
+    """Yield what the model wrote, or lines of the project if they are likelier than all of that."""
+    deltas = [delta async for delta in written]
+    if lines.probability > math.exp(progress.logprob):
+        written = _retrieved(lines, settings, stop, progress)
+        deltas = [delta async for delta in written]
+    for delta in deltas:
+        yield delta
+
+
 async def _deltas(
     events: AsyncGenerator[tuple[int, TokenEvent], None], request: GenerationRequest, stop: InfillStop,
     progress: InfillProgress, *, read_only: bool,
@@ -270,6 +290,7 @@ async def _deltas(
                 yield Delta(0, finish_reason="length")
                 return
             progress.completion_tokens += event.is_new
+            progress.logprob += event.logprob.logprob if event.logprob else 0.0
             text += event.text
             new = stop.cut(text)[num_shown:]
             num_shown += len(new)
