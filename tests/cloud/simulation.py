@@ -62,7 +62,7 @@ class Simulation:
         self.saved = WatchState()
         self.creates: list[float] = []
         self.in_flight: tuple[Create, float] | None = None
-        self.history: list[str] = []
+        self.history: list[object] = []
 
     def strikes(self, probability: float = 0.2) -> bool:
         """True if something bad happens now."""
@@ -203,7 +203,7 @@ class Simulation:
         observed = self.observe()
         self.saved = update(self.saved, observed, self.desired, self.now)
         action = decide(self.saved, observed, self.desired, self.now)
-        self.history.append(f"{self.now:.0f} {action}")
+        self.history.append((self.now, action))
         if isinstance(action, Create):
             if not action.attempt:
                 self.lease += 1

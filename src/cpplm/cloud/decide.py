@@ -54,8 +54,9 @@ def update(state: WatchState, observed: Observed, desired: Desired, now: float) 
         state = _ending(state, observed, desired, now)
     if observed.nodes is None:
         return replace(state, list_faults=state.list_faults + 1)
-    state = replace(state, list_faults=0)
-    if observed.step > state.start_step:  # it gets on
+    if state.list_faults:
+        state = replace(state, list_faults=0)
+    if state.failures and observed.step > state.start_step:  # it gets on
         state = replace(state, failures=0)
     node = current_node(state, observed)
     if beat is not None and beat.attempt == state.attempt and beat.state == "failed":
@@ -66,7 +67,7 @@ def update(state: WatchState, observed: Observed, desired: Desired, now: float) 
         state = replace(state, phase=Phase.MADE, since=now)
     if node.state is NodeState.READY and not state.ready_since:
         state = replace(state, ready_since=now)
-    return replace(state, listed=True)
+    return state if state.listed else replace(state, listed=True)
 
 
 def _ending(state: WatchState, observed: Observed, desired: Desired, now: float) -> WatchState:
