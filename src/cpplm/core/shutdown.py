@@ -40,17 +40,17 @@ class StopWatcher:
         """`outcome` is what the last line says of what was kept, see `defer`."""
         self.outcome = outcome
         self._announce: Callable[[], None] | None = None
-        self._heard = threading.Event()
+        self._received = threading.Event()
         self._ending = threading.Lock()
 
     @property
     def signaled(self) -> bool:
         """True once a signal has come."""
-        return self._heard.is_set()
+        return self._received.is_set()
 
     def wait(self, seconds: float) -> bool:
         """Wait for a signal; True if one has come. The main thread may know milliseconds earlier."""
-        return self._heard.wait(seconds)
+        return self._received.wait(seconds)
 
     @property
     def is_ending(self) -> bool:
@@ -79,7 +79,7 @@ class StopWatcher:
             now = time.monotonic()
             again = now - first >= TWICE_SECONDS
             first = min(first, now)
-            self._heard.set()
+            self._received.set()
             announce = self._announce
             if announce is not None:
                 announce()

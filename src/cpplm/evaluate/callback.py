@@ -67,7 +67,7 @@ class CppEvaluationCallback(Callback):
         self._running: RunningEvaluation | None = None
         self._measured = 0
         self._looked = 0.0
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
 
     def on_start(self, trainer: Trainer) -> None:
         """Forget what a killed session left; go on behind the last step that was measured."""
@@ -167,9 +167,9 @@ class CppEvaluationCallback(Callback):
     def _warn(self, message: str) -> None:
         """Say a reason once; the log has every time."""
         reason = message.partition(": ")[2]
-        if reason not in self._said:
+        if reason not in self._reported:
             log_info(f"warning: {message}")
-        self._said.add(reason)
+        self._reported.add(reason)
 
 
 def _checkpoints(trainer: Trainer) -> Storage:

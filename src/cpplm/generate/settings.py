@@ -187,8 +187,9 @@ class ProjectSettings:
     """Folder of the C++ project that the file with the hole belongs to: the lines behind the longest match of
     those above the hole are taken."""
     project_lines: float = DEFAULT_PROJECT_LINES
-    """Answer with lines of the project, names replaced, without asking the model, where they are exactly right
-    with this probability or more; less likely ones where they are likelier than what it writes (1 = never)."""
+    """Answer with lines of the project, names replaced, without asking the model, where they are exactly
+    right with this probability or more; with less likely ones where they are likelier than what it writes
+    (1 = never)."""
 
     def __post_init__(self) -> None:
         if not 0 < self.project_lines <= 1:

@@ -217,8 +217,8 @@ class Optimizer:
     ) -> tuple[jax.Array, State]:
         group, new = self.groups[name], {}
         beta = plan["momentum"]
-        gradient = self._dealt(name, gradient)
-        momentum = self._dealt(name, state["momentum"])
+        gradient = self._distribute(name, gradient)
+        momentum = self._distribute(name, state["momentum"])
         new["momentum"] = momentum = momentum + (1 - beta) * (gradient - momentum)
         update = gradient + beta * (momentum - gradient)  # Nesterov's
         direction = orthogonalize(update.astype(self.product_dtype)).astype(update.dtype)
@@ -232,7 +232,7 @@ class Optimizer:
         weight = jnp.where(direction * weight > 0, weight - decay * weight, weight)  # cautious
         return weight - rate * direction, new
 
-    def _dealt(self, name: str, matrices: jax.Array) -> jax.Array:
+    def _distribute(self, name: str, matrices: jax.Array) -> jax.Array:
         """The matrices of a stack, whole ones, on as many chips as there are."""
         if self.mesh is None or self.mesh.size == 1 or not is_stacked(name):
             return matrices

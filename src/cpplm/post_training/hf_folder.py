@@ -79,17 +79,18 @@ class HfFolder:
         assert isinstance(self._tokenizer, HfChatTokenizer)  # noqa: S101  (for mypy)
         return self._tokenizer
 
-    def row_length(self, asked: int) -> int:
-        """Tokens of a row: those asked for, or at -1 the context, but no more than `_LONGEST_ROW`.
+    def row_length(self, max_seq_len: int) -> int:
+        """Tokens of a row: `max_seq_len`, or at -1 the context, but no more than `_LONGEST_ROW`.
 
         Raises:
             UserError: more than the model's context.
         """
-        if asked > self.max_context:
+        if max_seq_len > self.max_context:
             raise UserError(
-                f"--max_seq_len {asked}: the context of {self.folder} is {self.max_context}", fix="Lower it."
+                f"--max_seq_len {max_seq_len}: the context of {self.folder} is {self.max_context}",
+                fix="Lower it.",
             )
-        return asked if asked > 0 else min(self.max_context, _LONGEST_ROW)
+        return max_seq_len if max_seq_len > 0 else min(self.max_context, _LONGEST_ROW)
 
     def config(self, max_seq_len: int, lora: LoraSettings) -> HfModelConfig:
         """The model, and the adapter that is trained beside it, if any."""

@@ -39,21 +39,21 @@ class ProfileCallback(Callback):
 
     def on_start(self, trainer: Trainer) -> None:
         """Begin with the first step of this session, where that was asked for."""
-        self._begin_if_asked(trainer)
+        self._begin_if_requested(trainer)
 
     def on_step(self, trainer: Trainer, metrics: StepMetrics) -> None:
         """End a trace that has its steps; begin one that was asked for."""
         if self._profiler is not None and trainer.state.step >= self._begun_at + PROFILED_STEPS - 1:
             self._end(trainer, self._profiler)
         if self._profiler is None:
-            self._begin_if_asked(trainer)
+            self._begin_if_requested(trainer)
 
     def on_end(self, trainer: Trainer) -> None:
         """Write what a trace has so far."""
         if self._profiler is not None:
             self._end(trainer, self._profiler)
 
-    def _begin_if_asked(self, trainer: Trainer) -> None:
+    def _begin_if_requested(self, trainer: Trainer) -> None:
         request, following = self._folder / REQUEST, trainer.state.step + 1
         requested = request.exists()
         if requested:

@@ -87,7 +87,7 @@ class Trainer:
     dist: DistContext
     stopping: bool = False
     _waited: float = 0.0
-    _taken: int = 0
+    _num_tokens: int = 0
     _may_give_up: bool = False
     _has_stepped: bool = False
     _announced: threading.Lock = field(default_factory=threading.Lock)
@@ -158,7 +158,7 @@ class Trainer:
                 f"at step {self.state.step + 1}",
                 fix="Lower the learning rates; the last checkpoint is as it was.",
             )
-        tokens = self._taken * self.dist.world_size
+        tokens = self._num_tokens * self.dist.world_size
         self.state.step += 1
         self.state.tokens += tokens
         return StepMetrics(
@@ -172,13 +172,13 @@ class Trainer:
     def _take(self, count: int) -> Iterator[Batch]:
         """The next `count` batches of this rank, in rows of the present length; notes the time they take."""
         length = self.settings.data.row_length(self.progress, self.settings.max_seq_len)
-        self._waited, self._taken = 0.0, 0
+        self._waited, self._num_tokens = 0.0, 0
         for _ in range(count):
             asked = time.perf_counter()
             with self.train_module.phases.record("data"):
                 batch = reshape_to_seq_len(self._next_batch(), length)
             self._waited += time.perf_counter() - asked
-            self._taken += batch.inputs.numel()
+            self._num_tokens += batch.inputs.numel()
             self.state.loader = batch.state
             yield batch
 

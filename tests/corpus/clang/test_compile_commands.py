@@ -2,11 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from cpplm.corpus.clang.compile_commands import find_database, folders_in, kept_flags
+from cpplm.corpus.clang.compile_commands import find_database, folders_in, front_end_flags
 
 
 def flags(arguments: str, directory: Path = Path("/build")) -> list[str]:
-    return kept_flags([*arguments.split(), "a.cpp"], directory)
+    return front_end_flags([*arguments.split(), "a.cpp"], directory)
 
 
 def test_relative_paths_count_from_the_directory(tmp_path):
@@ -62,7 +62,7 @@ def test_flags_that_load_run_or_write_something_are_left_out(hostile):
 
 @pytest.mark.parametrize("last", ["-D", "-I", "-o", "-x", "--target", "-isystem"])
 def test_a_flag_without_its_value_is_nothing(last):
-    assert kept_flags(["g++", "-DA", last], Path("/")) == ["-DA"]
+    assert front_end_flags(["g++", "-DA", last], Path("/")) == ["-DA"]
 
 
 def test_languages():

@@ -61,7 +61,7 @@ def folders_in(database: bytes) -> list[str]:
     return sorted({path.decode("utf-8", "surrogateescape") for path in _FOLDER_IN_TEXT.findall(database)})
 
 
-def kept_flags(arguments: Iterable[str], directory: Path) -> list[str]:
+def front_end_flags(arguments: Iterable[str], directory: Path) -> list[str]:
     """The flags that libclang gets: without compiler, source, outputs and whatever is not known.
 
     Args:
@@ -104,4 +104,4 @@ def _with_value(prefix: str, value: str, directory: Path) -> tuple[str, ...]:
     return (prefix, value if value.startswith("=") else str(path))
 
 
-__all__ = ["find_database", "folders_in", "kept_flags"]
+__all__ = ["find_database", "folders_in", "front_end_flags"]

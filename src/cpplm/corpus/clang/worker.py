@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 from clang import cindex
 from clang.cindex import Cursor, SourceLocation, SourceRange
 
-from cpplm.corpus.clang.compile_commands import kept_flags
+from cpplm.corpus.clang.compile_commands import front_end_flags
 from cpplm.sandbox import isolation, seccomp
 from cpplm.sandbox.request import LaunchRequest
 
@@ -275,7 +275,7 @@ class _Worker:
     def _flags(self, path: str, language: str) -> list[str]:
         """The flags of the database, with a language and a standard."""
         commands = self._database.getCompileCommands(path) if self._database is not None else None
-        kept = kept_flags(commands[0].arguments, Path(commands[0].directory)) if commands else []
+        kept = front_end_flags(commands[0].arguments, Path(commands[0].directory)) if commands else []
         if "-x" not in kept:  # a header would become a precompiled one, and `.tcc` is not known at all
             kept = ["-x", language, *kept]
         if not any(flag.startswith("-std=") for flag in kept):

@@ -37,10 +37,12 @@ def find_source(init_from: str, out: Path, upload_dir: str, lr_scale: float) -> 
         return earlier, 1.0
 
 
-def batch_tokens(record: Mapping[str, Any], given: int, device_batch_size: int, context: int) -> int:
-    """The tokens of a batch: as given, or of whole forward passes about as many as in the run of a record."""
-    if given != -1:
-        return given
+def batch_tokens(
+    record: Mapping[str, Any], total_batch_size: int, device_batch_size: int, context: int
+) -> int:
+    """The tokens of a batch: `total_batch_size`; at -1 whole forward passes of about a record's many."""
+    if total_batch_size != -1:
+        return total_batch_size
     rows = max(1, device_batch_size) * context
     return max(1, round(record.get("total_batch_size", _TOKENS_PER_BATCH) / rows)) * rows
 
