@@ -60,6 +60,10 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "cpplm": ("--preset", "cpplm"),
     "cpplm without induction": ("--preset", "cpplm", "--induction", "off"),
     "cpplm without engram": ("--preset", "cpplm", "--engram", "off"),
+    "cpplm and engram local": ("--preset", "cpplm", "--engram", "local"),
+    "cpplm and mhc": ("--preset", "cpplm", "--mhc"),
+    "cpplm and mtp": ("--preset", "cpplm", "--mtp"),
+    "cpplm and dsa": ("--preset", "cpplm", "--dsa", "--dsa_start_layer", "1", "--dsa_local_window", "64"),
     "llama": ("--preset", "llama"),
 }
 
