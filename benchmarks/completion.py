@@ -17,7 +17,9 @@ the text behind it (2,000), and what reads projects the other files.
     RUN +project +lines  lines of the project where they are right with probability 0.2 or more, or likelier
                    than what the model writes; else as RUN +project
 
-`--fit` prints the weights of `lines`, by the likelihood of what belongs into the holes of --files, instead.
+`answered at 0.2` is the share of single lines for which `lines` has one of that probability or more, `right
+at 0.2` how many of these are exactly right. `--fit` prints the weights of `lines`, by the likelihood of what
+belongs into the holes of --files, instead.
 
 `exact` is equality up to white space at the ends of lines; `words exact` the same for lines of three words or
 more; `keys` the share of typed characters saved by accepting, at one key each, exact suggestions alone.
@@ -86,6 +88,20 @@ class ProjectLines:
 
     def __call__(self, hole: FimHole) -> str:
         return self.retrieve(hole).text
+
+    def by_probability(self) -> dict[str, float]:
+        """Share of single lines with an answer of some probability or more, and how many of these are right."""
+        singles = [hole for hole in self._held_out.holes if hole.kind == "single"]
+        found = [self.retrieve(hole) for hole in singles]
+        figures = {}
+        for least in (0.1, 0.2, 0.5):
+            exact = [
+                normalize_layout(lines.text) == normalize_layout(hole.middle)
+                for hole, lines in zip(singles, found, strict=True) if lines.probability >= least
+            ]  # fmt: skip
+            figures[f"answered at {least}"] = round(len(exact) / len(singles), 4)
+            figures[f"right at {least}"] = round(float(np.mean(exact)), 4) if exact else 0.0
+        return figures
 
 
 def fit_weights(held_out: HeldOut) -> list[float]:
@@ -272,7 +288,8 @@ def main() -> None:
             begin = time.perf_counter()
             answers = [contender(hole) for hole in held_out.holes]
             seconds = {"seconds": round((time.perf_counter() - begin) / len(answers), 4)}
-            found.setdefault(name, []).append(score(held_out, answers, nothing) | seconds)
+            more = lines.by_probability() if name == "lines" else {}
+            found.setdefault(name, []).append(score(held_out, answers, nothing) | more | seconds)
             progress(f"seed {seed} {name}: {found[name][-1]}")
         for run in options.runs:
             for name, figures in of_model(run, held_out, options.files, lines):
