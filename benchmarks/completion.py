@@ -90,7 +90,7 @@ class ProjectLines:
         return self.retrieve(hole).text
 
     def by_probability(self) -> dict[str, float]:
-        """Share of single lines with an answer of some probability or more, and how many of these are right."""
+        """Share of single lines with an answer of a probability or more, and how many of these are right."""
         singles = [hole for hole in self._held_out.holes if hole.kind == "single"]
         found = [self.retrieve(hole) for hole in singles]
         figures = {}
