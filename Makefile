@@ -92,7 +92,7 @@ bench-gpu: $(VENV)/.installed  ## every figure that needs a CUDA GPU, ten minute
 notebooks: $(VENV)/.installed  ## notebooks/*.ipynb anew, from notebooks/*.py
 	$(BIN)/python scripts/notebooks.py
 
-lint: $(VENV)/.installed  ## ruff, types, floors
+lint: $(VENV)/.installed  ## ruff, types, layers of imports
 	$(BIN)/ruff check --no-cache .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
