@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cpplm.cloud.cloud_tpu import ENDPOINT
-from cpplm.cloud.timeline import read_timeline
+from cpplm.cloud.watch import read_timeline
 from cpplm.core.heartbeat import read_heartbeat
 from cpplm.core.run_log import read_run_log
 from cpplm.core.storage import Storage

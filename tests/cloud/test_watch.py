@@ -9,8 +9,7 @@ import pytest
 
 from cpplm.cloud.backend import CloudError, Fault, Node, NodeRequest, NodeState
 from cpplm.cloud.spec import STOP, RunSpec, write_spec
-from cpplm.cloud.timeline import read_timeline
-from cpplm.cloud.watch import Watcher, read_state
+from cpplm.cloud.watch import Watcher, read_state, read_timeline
 from cpplm.core.errors import UserError
 from cpplm.core.storage import Storage
 from tests.train.checkpoints import save
@@ -132,6 +131,25 @@ def test_a_killed_watcher_is_followed_by_one_that_remembers(
     assert len(events(run, "create", "node")) == 2
     assert len(events(run, "watcher")) == 2
     assert second.state.cost(second.spec.desired(), clock()) == pytest.approx(clock() - 1_000_001.0, abs=1)
+
+
+def test_a_watcher_acts_when_it_has_read_what_the_one_before_remembered(
+    run: Storage, cloud: MemoryBackend, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds(watcher_of(run, cloud, clock), clock, 3)
+    clock.sleep(200)
+    second, listings = watcher_of(run, cloud, clock), cloud.listings
+    for failing in ("cpplm.cloud.watch.read_state", "cpplm.cloud.watch.read_timeline"):
+        with monkeypatch.context() as context:
+
+            def fail(*_: Any) -> None:
+                raise UserError("connection refused")
+
+            context.setattr(failing, fail)
+            rounds(second, clock, 3)
+        assert (cloud.listings, len(cloud.nodes)) == (listings, 1)
+    rounds(second, clock, 3)
+    assert (len(cloud.requests), list(cloud.nodes)) == (1, [cloud.requests[0].name])
 
 
 def test_of_two_watchers_one_acts(run: Storage, cloud: MemoryBackend, clock: Clock) -> None:

@@ -35,8 +35,7 @@ from cpplm.cloud.settings import (
 from cpplm.cloud.sky import sky_task
 from cpplm.cloud.spec import STOP, RunSpec, read_recipe, read_spec, write_spec
 from cpplm.cloud.startup import add_package
-from cpplm.cloud.timeline import read_timeline
-from cpplm.cloud.watch import Watcher, read_state
+from cpplm.cloud.watch import Watcher, read_state, read_timeline
 from cpplm.cloud.watch_state import WatchState
 from cpplm.core.errors import UserError
 from cpplm.core.heartbeat import read_heartbeat

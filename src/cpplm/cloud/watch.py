@@ -11,6 +11,7 @@ Whoever acts looks at the lease before each request that makes a machine.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -23,7 +24,6 @@ from cpplm.cloud.backend import Backend, CloudError, Fault, Node, NodeRequest, n
 from cpplm.cloud.decide import begin_attempt, decide, settle, update
 from cpplm.cloud.spec import STOP, RunSpec, read_spec
 from cpplm.cloud.startup import node_request
-from cpplm.cloud.timeline import Timeline
 from cpplm.cloud.watch_state import Action, Create, Delete, Desired, Finish, Observed, Phase, WatchState
 from cpplm.core.errors import UserError
 from cpplm.core.heartbeat import read_heartbeat
@@ -32,6 +32,7 @@ from cpplm.core.progress import log_info
 from cpplm.core.settings import from_dict, to_dict
 from cpplm.core.storage import Storage
 from cpplm.train.checkpoint.format import committed_steps
+from cpplm.train.report.machine_timeline import TIMELINE
 
 LEASE = "watcher/lease"
 RENEWED = "watcher/renewed.json"
@@ -61,7 +62,8 @@ class Watcher:
         self._bucket_faults = 0
         self.spec: RunSpec = read_spec(run)
         self.state = WatchState()
-        self._timeline: Timeline | None = None
+        self._events: list[dict[str, Any]] | None = None
+        """The time line, once it is read."""
         self._shown: dict[str, Any] = {}
 
     def watch(self) -> WatchState:
@@ -100,6 +102,8 @@ class Watcher:
             if holder is not None and not self._is_over(holder):
                 return False
             self._lease = claim(self._run, f"{socket.gethostname()}:{os.getpid()}", self._now(), folder=LEASE)
+            self._events = None
+        if self._events is None:  # nothing is done without what the watcher before remembered
             self._load()
         self._lease.check(self._run)
         self._renew()
@@ -128,10 +132,11 @@ class Watcher:
     def _load(self) -> None:
         """Go on from what the watcher before remembered."""
         self.state = read_state(self._run)
-        self._timeline = Timeline(self._run)
+        events = read_timeline(self._run)
         self._shown = {}
-        for event in self._timeline.events:
+        for event in events:
             self._remember(event)
+        self._events = events
         self._log("watcher", f"watching, {self._lease.owner if self._lease else ''}")
 
     def _save(self, state: WatchState) -> None:
@@ -221,8 +226,10 @@ class Watcher:
         }
         log_info(f"{text}{f' (${cost:.2f} so far)' if cost else ''}")
         self._remember(record)
-        if self._timeline is not None:
-            self._timeline.append(record)
+        if self._events is not None:  # an object in a bucket cannot grow: it is written anew
+            self._events.append(record)
+            lines = [json.dumps(each, sort_keys=True) for each in self._events]
+            self._run.write(TIMELINE, ("\n".join(lines) + "\n").encode())
 
     def _remember(self, event: dict[str, Any]) -> None:
         """Note an event that was logged, so that it is logged once, by whichever watcher."""
@@ -280,6 +287,20 @@ class Watcher:
         for key in [key for key in self._shown if key.startswith("node ") and key not in names]:
             name, (_, attempt) = key.removeprefix("node "), self._shown[key]
             self._log("gone", f"{name} is gone", node=name, attempt=attempt)
+
+
+def read_timeline(run: Storage) -> list[dict[str, Any]]:
+    """All events of RUN/watcher/timeline.jsonl (`cpplm.train.report.machine_timeline`), oldest first.
+
+    Raises:
+        UserError: the bucket cannot be read, or something else lies there.
+    """
+    if not run.exists(TIMELINE):
+        return []
+    try:
+        return [json.loads(line) for line in run.read(TIMELINE).splitlines()]
+    except ValueError as error:
+        raise UserError(f"{run.path(TIMELINE)} is no time line: {error}", fix="Delete it.") from error
 
 
 def read_state(run: Storage) -> WatchState:
