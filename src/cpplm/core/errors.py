@@ -1,4 +1,9 @@
-"""The one exception that means "you can mend this"."""
+"""The one exception that means "you can mend this"; optional packages, whose lack is such a case."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
 
 
 class UserError(Exception):
@@ -10,3 +15,20 @@ class UserError(Exception):
 
     def __init__(self, what: str, *, fix: str = "") -> None:
         super().__init__(f"{what}. {fix}" if fix else what)
+
+
+def import_extra(module: str, needs: str, extra: str) -> Any:
+    """Import a module of an optional package.
+
+    Args:
+        module: its name.
+        needs: what needs it, with its verb, such as "commits need".
+        extra: of cpplm, that installs it.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(f"{needs} a package: {error}", fix=f"pip install 'cpplm[{extra}]'") from error

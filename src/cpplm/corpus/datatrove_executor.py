@@ -22,7 +22,6 @@ that are missing, and writes the shards.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import tempfile
 import threading
@@ -30,23 +29,14 @@ from typing import Any
 
 import psutil
 
-from cpplm.core.errors import UserError
+from cpplm.core.errors import import_extra
 from cpplm.core.workers import partition_by_size
 from cpplm.corpus.project_cache import ProjectJob, run_project_jobs
 
 
 def import_executor() -> Any:
-    """The module of datatrove's local executor.
-
-    Raises:
-        UserError: it is not installed.
-    """
-    try:
-        return importlib.import_module("datatrove.executor.local")
-    except ImportError as error:
-        raise UserError(
-            f"--engine datatrove needs a package: {error}", fix="pip install 'cpplm[cluster]'"
-        ) from error
+    """The module of datatrove's local executor; a `UserError` where it is not installed."""
+    return import_extra("datatrove.executor.local", "--engine datatrove needs", "cluster")
 
 
 class BuildStep:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from cpplm.core.errors import UserError
+from cpplm.core.errors import UserError, import_extra
 from cpplm.core.locking import exclusive_lock
 from cpplm.export import llama
 from cpplm.export.card import model_name
@@ -109,11 +109,7 @@ def export_to_gguf(
 
 
 def _writer(path: Path) -> GGUFWriter:
-    try:
-        from gguf import GGUFWriter  # noqa: PLC0415  (an optional package)
-    except ImportError as error:
-        raise UserError(f"--to gguf needs a package: {error}", fix="pip install 'cpplm[compress]'") from error
-    return GGUFWriter(path, "llama")
+    return import_extra("gguf", "--to gguf needs", "compress").GGUFWriter(path, "llama")
 
 
 def _refuse_widths(config: ModelConfig, gguf_type: GgufType) -> None:

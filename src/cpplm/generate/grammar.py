@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from cpplm.core.errors import UserError
+from cpplm.core.errors import UserError, import_extra
 from cpplm.tokenizer.healing import PrefixConstraint
 from cpplm.tokenizer.special_tokens import BOS, EOS, NUM_SPECIAL
 from cpplm.tokenizer.tokenizer import Tokenizer
@@ -72,22 +72,17 @@ class GrammarCompiler:
         most = _MAX_CHARACTERS.get(spec.kind, _MAX_OTHERS)
         if len(spec.text) > most:
             raise UserError(f"the {title} has {len(spec.text):,} characters: the most is {most:,}")
-        try:
-            from llguidance import LLMatcher, LLParserLimits, grammar_from  # noqa: PLC0415  (optional)
-        except ImportError as error:
-            raise UserError(
-                f"structured outputs need a package: {error}", fix="pip install 'cpplm[grammar]'"
-            ) from error
+        llguidance = import_extra("llguidance", "structured outputs need", "grammar")
         try:
             if spec.kind == "json_schema":
                 options: Any = {"whitespace_pattern": _WHITESPACE}
                 check_schema(json.loads(spec.text))
-                text = LLMatcher.grammar_from_json_schema(spec.text, overrides=options)
+                text = llguidance.LLMatcher.grammar_from_json_schema(spec.text, overrides=options)
             else:
                 _check_joins(spec)
-                text = grammar_from(spec.kind, spec.text)
-            limits = LLParserLimits(**_LIMITS, verbose_errors=False)
-            matcher = LLMatcher(self._ll_tokenizer, text, log_level=0, limits=limits)
+                text = llguidance.grammar_from(spec.kind, spec.text)
+            limits = llguidance.LLParserLimits(**_LIMITS, verbose_errors=False)
+            matcher = llguidance.LLMatcher(self._ll_tokenizer, text, log_level=0, limits=limits)
             grammar = Grammar(self.tokenizer, matcher)
         except (ValueError, RecursionError) as error:
             raise UserError(f"the {title} is not understood: {_one_line(str(error))}") from error

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import warnings
 from typing import Any
 
 import torch
 
-from cpplm.core.errors import UserError
+from cpplm.core.errors import UserError, import_extra
 from cpplm.model.settings import LoraSettings
 
 
@@ -19,10 +18,7 @@ def with_adapter(model: Any, lora: LoraSettings, seed: int = 0) -> Any:
     Raises:
         UserError: `peft` is not installed, or no layer has a name that ends as asked.
     """
-    try:
-        peft = importlib.import_module("peft")
-    except ImportError as error:
-        raise UserError(f"--lora_rank needs a package: {error}", fix="pip install 'cpplm[hf]'") from error
+    peft = import_extra("peft", "--lora_rank needs", "hf")
     config = peft.LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.lora_rank,

@@ -7,13 +7,12 @@ Read by dulwich, which runs nothing that a repository's own configuration names.
 from __future__ import annotations
 
 import difflib
-import importlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from cpplm.core.errors import UserError
+from cpplm.core.errors import import_extra
 from cpplm.core.shards import Split
 from cpplm.corpus.ingest.licenses import detect_license, spdx_tag
 from cpplm.corpus.ingest.pii import redact
@@ -79,7 +78,7 @@ class CommitKind(TaskKind):
 
 def _edits(name: str, root: Path, source: TaskSource, split: Split) -> Iterator[TaskItem]:
     """The edits of one repository's history that are small enough."""
-    git = _library()
+    git = import_extra("dulwich.repo", "commits need", "git")
     repository = git.Repo(str(root))
     try:
         for entry in repository.get_walker(max_entries=_MAX_COMMITS):
@@ -99,18 +98,6 @@ def _edits(name: str, root: Path, source: TaskSource, split: Split) -> Iterator[
                     yield item
     finally:
         repository.close()
-
-
-def _library() -> Any:
-    """Import `dulwich`.
-
-    Raises:
-        UserError: it is not installed.
-    """
-    try:
-        return importlib.import_module("dulwich.repo")
-    except ImportError as error:
-        raise UserError(f"commits need a package: {error}", fix="pip install 'cpplm[git]'") from error
 
 
 def _is_edit(change: Any) -> bool:

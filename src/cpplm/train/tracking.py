@@ -7,13 +7,12 @@ A tracker that fails is left alone; the run goes on.
 
 from __future__ import annotations
 
-import importlib
 import uuid
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cpplm.core.errors import UserError
+from cpplm.core.errors import UserError, import_extra
 from cpplm.core.progress import log_info
 from cpplm.core.run_log import Tracker
 
@@ -48,10 +47,7 @@ def require_trackers(*, wandb_project: str, tensorboard: bool) -> None:
 
 def import_tracker(module: str, flag: str) -> ModuleType:
     """The library of a tracker; a `UserError` says that `flag` needs it if it is missing."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise UserError(f"{flag} needs a package: {error}", fix="pip install 'cpplm[tracking]'") from error
+    return import_extra(module, f"{flag} needs", "tracking")
 
 
 class WandbTracker:

@@ -7,7 +7,6 @@ The library itself, which looks for `model.safetensors`, refuses packed ones.
 from __future__ import annotations
 
 import hashlib
-import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 import torch
 
-from cpplm.core.errors import UserError
+from cpplm.core.errors import UserError, import_extra
 from cpplm.evaluate.models.hf_tokens import HfTokens
 from cpplm.generate.load import compact_layers
 from cpplm.model.quantized.directory import is_packed, read_packed
@@ -38,12 +37,7 @@ def import_transformers() -> ModuleType:
     Raises:
         UserError: it is not installed.
     """
-    try:
-        transformers = importlib.import_module("transformers")
-    except ImportError as error:
-        raise UserError(
-            f"models of Hugging Face need a package: {error}", fix="pip install 'cpplm[hf]'"
-        ) from error
+    transformers: ModuleType = import_extra("transformers", "models of Hugging Face need", "hf")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     return transformers

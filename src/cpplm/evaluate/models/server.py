@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cpplm.core.errors import UserError
+from cpplm.core.errors import UserError, import_extra
 from cpplm.evaluate.models.code_model import StopCondition
 
 if TYPE_CHECKING:
@@ -68,7 +66,7 @@ class ApiClient:
             UserError: no such URL, or one with a password or a query in it, which results would show; or
                 httpx2 is not installed.
         """
-        self._http = _library()
+        self._http = import_extra("httpx2", "--url needs", "url")
         try:
             parsed = self._http.URL(url)
         except self._http.InvalidURL as error:
@@ -279,10 +277,3 @@ async def _streamed(
     if not complete:
         raise RequestFailed("the answer broke off", retryable=True)
     return {"choices": [{"text": text, "finish_reason": "stop"}]}
-
-
-def _library() -> ModuleType:
-    try:
-        return importlib.import_module("httpx2")
-    except ImportError as error:
-        raise UserError(f"--url needs a package: {error}", fix="pip install 'cpplm[url]'") from error
