@@ -128,6 +128,7 @@ class Backend(Protocol):
         Raises:
             CloudError: INVALID where this is not possible.
         """
+        raise CloudError(Fault.INVALID, f"{node.name} cannot be stopped and started again; delete it")
 
 
 def find(backend: Backend, name: str, zone: str = "") -> Node:

@@ -85,10 +85,6 @@ class Local(Backend):
         (folder / "deleted").touch()
         shutil.rmtree(folder / "run", ignore_errors=True)  # a deleted machine keeps nothing but its output
 
-    @override
-    def stop(self, node: Node) -> None:
-        raise CloudError(Fault.INVALID, "a process cannot be stopped and started again; delete it")
-
 
 def _is_deleted(folder: Path) -> bool:
     return (folder / "deleted").exists()

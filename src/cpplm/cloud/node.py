@@ -25,8 +25,10 @@ from cpplm.core.heartbeat import Heartbeat, read_heartbeat
 from cpplm.core.lease import FencedStorage, open_lease
 from cpplm.core.progress import log_info
 from cpplm.core.run_log import LOG
+from cpplm.core.settings import to_arguments
 from cpplm.core.shutdown import ATTEMPT, PREEMPTED_STATUS, RUN
 from cpplm.core.storage import Storage
+from cpplm.train.settings import TrainSettings
 
 OUTPUT = "output.txt"
 _UPLOAD_SECONDS = 20.0
@@ -74,14 +76,7 @@ def train_command(spec: RunSpec, corpus: str, tokenizer: str, folder: str) -> li
     # Several hosts write their shards of a checkpoint to the bucket themselves.
     command += ["--multi_host", "--checkpoint_dir", checkpoints] if several else ["--upload_dir", checkpoints]
     pause = min(10.0, spec.heartbeat_seconds / 6)
-    for name, value in ({"heartbeat_seconds": pause} | spec.train).items():
-        if isinstance(value, list):
-            command += [f"--{name}", *map(str, value)]
-        elif value is True:
-            command.append(f"--{name}")
-        elif value is not False:
-            command.append(f"--{name}={value}")
-    return command
+    return command + to_arguments(TrainSettings, {"heartbeat_seconds": pause} | spec.train, where=spec.run)
 
 
 def _train(command: list[str], run: Storage, logs: str, *, is_first: bool) -> int:

@@ -98,7 +98,3 @@ class Slurm(Backend):
     def delete(self, node: Node) -> None:
         self._run("scancel", "--full", "--signal=TERM", node.address)
         self._run("scancel", node.address)
-
-    @override
-    def stop(self, node: Node) -> None:
-        raise CloudError(Fault.INVALID, "a job cannot be stopped and started again; delete it")

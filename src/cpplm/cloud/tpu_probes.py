@@ -117,10 +117,7 @@ class Machine:
     @cached_property
     def attribute_type(self) -> str:
         """The type of the slice by the metadata server, such as v6e-4; empty if it does not say."""
-        try:
-            return read_metadata(self.host, "instance/attributes/accelerator-type")[0] if self.host else ""
-        except OSError:
-            return ""
+        return _metadata(self, "instance/attributes/accelerator-type")
 
     def text(self, path: str) -> str:
         """A small file below the root; empty if it cannot be read."""
@@ -249,7 +246,7 @@ def bucket(machine: Machine) -> Finding:
 
 def clock(machine: Machine) -> Finding:
     """This machine's clock, against that of the metadata server or else of the bucket."""
-    there = _their_time(machine)
+    there = _metadata_time(machine) or _bucket_time(machine)
     if there is None:
         return "ok", "not compared: neither metadata server nor bucket"
     skew = machine.now() - there
@@ -312,11 +309,6 @@ def _metadata(machine: Machine, path: str) -> str:
         return read_metadata(machine.host, path)[0] if machine.host else ""
     except OSError:
         return ""
-
-
-def _their_time(machine: Machine) -> float | None:
-    """Unix seconds by another clock: the metadata server's, or else the bucket's."""
-    return _metadata_time(machine) or _bucket_time(machine)
 
 
 def _metadata_time(machine: Machine) -> float | None:

@@ -10,24 +10,13 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from cpplm.tokenizer.special_tokens import IGNORE_INDEX
+from cpplm.train.backend import TrainModule
 from cpplm.train.distributed import SINGLE_PROCESS, DistContext
-
-
-class LossModel(Protocol):
-    """A `Transformer`, or a `TrainModule` that trains one."""
-
-    @property
-    def device(self) -> torch.device:
-        """The device on which it wants its batches."""
-
-    def loss(self, ids_BT: Tensor, targets_BT: Tensor, reduction: Literal["none"]) -> Tensor:
-        """Cross-entropy of each next token in nats, BT; 0 where the target is `IGNORE_INDEX`."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +31,7 @@ class ValidationResult:
 
 @torch.no_grad()
 def validate(
-    model: LossModel,
+    model: TrainModule,
     batches: Iterable[tuple[Tensor, Tensor]],
     token_bytes: Tensor,
     dist: DistContext = SINGLE_PROCESS,

@@ -16,6 +16,7 @@ number on the way are bounded, so no expression takes longer than a few millisec
 from __future__ import annotations
 
 import math
+import operator
 import re
 
 LONGEST = 1000
@@ -25,6 +26,7 @@ DEEPEST = 50
 LARGEST_BITS = 4096
 """Of a whole number."""
 
+_PRODUCTS = {"*": operator.mul, "/": operator.truediv, "//": operator.floordiv, "%": operator.mod}
 _TOKEN = re.compile(
     r"""\s*(?:
     (?P<number> (?: \d{1,3}(?:,\d{3})+(?!\d) | \d+ )(?:\.\d*)?(?:[eE][+-]?\d+)? | \.\d+(?:[eE][+-]?\d+)? )
@@ -104,7 +106,7 @@ class _Parser:
     def _product(self, depth: int) -> Value:
         left = self._sign(depth)
         while sign := self._take("*", "/", "//", "%"):
-            left = _checked(_times(sign, _number(left), _number(self._sign(depth))))
+            left = _checked(_PRODUCTS[sign](_number(left), _number(self._sign(depth))))
         return left
 
     def _sign(self, depth: int) -> Value:
@@ -162,14 +164,6 @@ def _number(value: Value) -> int | float:
     if isinstance(value, str):
         raise CalculatorError("texts can only be counted in: 'hello'.count('l')")
     return value
-
-
-def _times(sign: str, left: int | float, right: int | float) -> int | float:
-    if sign == "*":
-        return left * right
-    if sign == "/":
-        return left / right
-    return left // right if sign == "//" else left % right
 
 
 def _power(base: int | float, exponent: int | float) -> int | float:
