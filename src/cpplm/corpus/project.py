@@ -5,6 +5,7 @@ The same functions run in this process or in workers; the rows come in unit orde
 
 from __future__ import annotations
 
+import functools
 import gc
 import hashlib
 from collections import Counter, defaultdict
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 from cpplm.core.workers import batched_by_size
 from cpplm.corpus.clang.semantics import SemanticCounts, SemanticPlan, UnitParser
 from cpplm.corpus.compile.compiler import main_source
-from cpplm.corpus.compile.labels import CompileLabeler, LabelCounts, label_columns
+from cpplm.corpus.compile.labels import CompileLabeler, LabelCounts
 from cpplm.corpus.document import Document
 from cpplm.corpus.ingest.discovery import Project, SourceFile, content_digest, is_utf8
 from cpplm.corpus.ingest.licenses import combine
@@ -59,12 +60,6 @@ class BuildPlan:
         """Time per byte of source, relative to one that is only built."""
         return _COMPILING if self.labels else 1
 
-    def measure(self) -> Measure:
-        """The measure of a text's length, in the unit of the budget."""
-        if self.tokenizer is None:
-            return Measure(lambda text: len(text.encode()))
-        return Measure.of_tokenizer(Tokenizer.load(self.tokenizer))
-
 
 @dataclass(frozen=True)
 class DiscoveredProject:
@@ -105,38 +100,29 @@ class ProjectContext:
     semantic: SemanticPlan | None = None
 
 
-_MEASURES: dict[BuildPlan, Measure] = {}
-_INDEXES: dict[str, tuple[ProjectIndex, Shortener]] = {}
-_PARSERS: dict[str, UnitParser] = {}
+# Of the project that this process builds, by its digest.
+_TOOLS: dict[str, tuple[ProjectIndex, Shortener, UnitParser | None]] = {}
 
 
+@functools.cache
 def _measure(plan: BuildPlan) -> Measure:
-    """The plan's measure, loaded once per process."""
-    if plan not in _MEASURES:
-        _MEASURES[plan] = plan.measure()
-    return _MEASURES[plan]
+    """The measure of a text's length, in the unit of the budget."""
+    if plan.tokenizer is None:
+        return Measure(lambda text: len(text.encode()))
+    return Measure.of_tokenizer(Tokenizer.load(plan.tokenizer))
 
 
-def _index(context: ProjectContext) -> tuple[ProjectIndex, Shortener]:
-    """The project's index and shortener, kept from batch to batch; those of one project at a time."""
-    if context.digest not in _INDEXES:
-        _INDEXES.clear()
-        _INDEXES[context.digest] = (context.index, Shortener(context.index.macros))
-    return _INDEXES[context.digest]
-
-
-def _parser(context: ProjectContext) -> UnitParser | None:
-    """The project's libclang process, kept as long as the index; None without --semantic."""
-    if context.semantic is None:
-        return None
-    if context.digest not in _PARSERS:
-        for other in _PARSERS.values():
-            other.close()
-        _PARSERS.clear()
-        _PARSERS[context.digest] = UnitParser(context.semantic, list(context.index.files.values()))
-    parser = _PARSERS[context.digest]
-    parser.counts = SemanticCounts()
-    return parser
+def _tools(context: ProjectContext) -> tuple[ProjectIndex, Shortener, UnitParser | None]:
+    """The project's index, shortener and, with --semantic, libclang process, kept from batch to batch."""
+    if context.digest not in _TOOLS:
+        for *_, other in _TOOLS.values():
+            if other is not None:
+                other.close()
+        _TOOLS.clear()
+        files = list(context.index.files.values())
+        parser = UnitParser(context.semantic, files) if context.semantic is not None else None
+        _TOOLS[context.digest] = (context.index, Shortener(context.index.macros), parser)
+    return _TOOLS[context.digest]
 
 
 def _scan_batch(files: list[SourceFile]) -> list[tuple[Scan, bool]]:
@@ -162,9 +148,10 @@ def _build_batch(job: tuple[ProjectContext, list[Unit], BuildPlan]) -> _BatchRes
 
 
 def _build_units(context: ProjectContext, units: Sequence[Unit], plan: BuildPlan) -> _BatchResult:
-    index, shortener = _index(context)
+    index, shortener, parser = _tools(context)
     options = SliceOptions(plan.budget, _measure(plan), plan.mode, plan.cross_file_depth)
-    parser = _parser(context)
+    if parser is not None:
+        parser.counts = SemanticCounts()
     built = [build_unit(unit, index, shortener, options, parser) for unit in units]
     semantic = parser.counts if parser is not None else None
     for shorter in _shorter_options(options):
@@ -179,7 +166,8 @@ def _build_units(context: ProjectContext, units: Sequence[Unit], plan: BuildPlan
         compiler = plan.labels.compiler()
         for row in rows:
             language = language_of(main_source(row["files"]), index.is_c, row["text"].encode())
-            row.update(label_columns(compiler(row["text"], language)))
+            verdict = compiler(row["text"], language)
+            row.update(compiles=verdict.compiles, first_error=verdict.reason)  # without names
     functions = sum(index.read(file.name).source.functions for unit in units for file in unit.files)
     return _BatchResult(rows, functions, sum(unit.size for unit in units), semantic)
 
@@ -251,18 +239,19 @@ def build_project(
     tally = _ProjectCounts()
     for built in run(_build_batch, [(context, batch, plan) for batch in batches]):
         yield tally.fresh_rows(built), built.size
+    shared, counted = tally.lines.bytes()  # of a sample of the lines
     figures.update(
         files=len(own),
         source_bytes=project.size,
         units=len(units),
         documents=tally.documents,
         text_bytes=tally.text_bytes,
-        shared_bytes=_shared_bytes(tally),
+        shared_bytes=round(tally.text_bytes * shared / counted) if counted else 0,
         functions=tally.functions,
         kinds=dict(sorted(tally.kinds.items())),
         duplicate_documents=tally.duplicates,
         skipped=project.skips.to_dict(),
-        redactions=project.redactions.to_dict(),
+        redacted=project.redactions.to_dict(),
         converted=converted.to_dict(),
     )
     if plan.labels is not None:
@@ -293,7 +282,7 @@ def unread_index(project: DiscoveredProject, scans: dict[str, Scan]) -> ProjectI
     return ProjectIndex(
         {file.name: file for file in project.files},
         MacroTable.from_bodies(bodies),
-        deciding_macros(scans.values()),
+        deciding_macros(frozenset().union(*(each.conditions for each in scans.values())), bodies),
         frozenset().union(*(each.types for each in scans.values())),
         frozenset().union(*(each.aliases for each in scans.values())),
         {name: each.includes for name, each in scans.items()},
@@ -301,12 +290,6 @@ def unread_index(project: DiscoveredProject, scans: dict[str, Scan]) -> ProjectI
         defines_std=project.project.bare_headers,
         defaults=project.defaults,
     )
-
-
-def _shared_bytes(tally: _ProjectCounts) -> int:
-    """Bytes of the text in lines that several documents have, estimated from a sample of the lines."""
-    shared, counted = tally.lines.bytes()
-    return round(tally.text_bytes * shared / counted) if counted else 0
 
 
 @dataclass

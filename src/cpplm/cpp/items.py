@@ -185,7 +185,9 @@ def _item(
         leading_start=piece.leading_start,
     )
     if piece.sort in ("directive", "directives"):
-        _directive_item(item)
+        keywords = {directive.keyword for directive in piece.directives}
+        other = ItemKind.MACRO if keywords & {b"define", b"undef"} else ItemKind.PRAGMA
+        item.kind = ItemKind.INCLUDE if keywords & INCLUDE_KEYWORDS else other
         return item, 0
     if piece.sort == "region":
         item.kind = ItemKind.REGION
@@ -222,16 +224,6 @@ def mentioned_in(text: bytes) -> frozenset[bytes]:
     lexed = lex(text)
     names = _mentioned(lexed.names)[0]
     return frozenset(names.union(*(names_in(d.argument) for d in lexed.directives)))
-
-
-def _directive_item(item: Item) -> None:
-    keywords = {directive.keyword for directive in item.directives}
-    if keywords & INCLUDE_KEYWORDS:
-        item.kind = ItemKind.INCLUDE
-    elif keywords & {b"define", b"undef"}:
-        item.kind = ItemKind.MACRO
-    else:
-        item.kind = ItemKind.PRAGMA
 
 
 def _add_syntax(

@@ -61,11 +61,6 @@ def plan_labeler(settings: CorpusSettings) -> CompileLabeler | None:
     return CompileLabeler(sandbox.backend, compiler, headers)
 
 
-def label_columns(verdict: CompileResult) -> dict[str, Any]:
-    """The columns of the label; the error is without names."""
-    return {"compiles": verdict.compiles, "first_error": verdict.reason}
-
-
 @dataclass
 class LabelCounts:
     """Labels of one project, counted."""

@@ -228,8 +228,10 @@ def find_files(project: Project, rules: FileRules | None = None) -> tuple[list[S
             digest = hashlib.sha256(data).hexdigest()
             files.append(SourceFile(name, path, len(data), digest, license, is_built=path in built))
             reasons[name] = next(_reasons(text, head, project.name, files[-1], rules), "")
-    if not rules.keep_vendored:
-        _leave_out_vendored(files, reasons)
+    # Folders for other people's code are left out, if the project has code of its own.
+    vendored = {file.name for file in files if not rules.keep_vendored and in_vendor_folder(file.name)}
+    if any(file.name not in vendored and not reasons[file.name] for file in files):
+        reasons.update({name: "vendored" for name in vendored if not reasons[name]})
     for file in files:
         if reasons[file.name] and not file.is_built:  # these are counted already
             skips.add(reasons[file.name], file.name, file.size)
@@ -251,7 +253,7 @@ def _reasons(
         yield f"larger than {rules.max_file_bytes:,} bytes"
     if is_template(file.name):
         yield "template of a header"
-    if is_fragment(file.name):
+    if Path(file.name).suffix.lower() in FRAGMENT_SUFFIXES:
         yield "fragment for other files"
     if is_generated(text, head):
         yield "generated"
@@ -261,18 +263,6 @@ def _reasons(
         yield "copy of a library"
     if not is_allowed(file.license, rules.licenses):
         yield f"license {file.license}" if file.license else "license unknown"
-
-
-def _leave_out_vendored(files: list[SourceFile], reasons: dict[str, str]) -> None:
-    """Give the files in folders for other people's code a reason, if the project has code of its own."""
-    vendored = {file.name for file in files if in_vendor_folder(file.name)}
-    if any(file.name not in vendored and not reasons[file.name] for file in files):
-        reasons.update({name: "vendored" for name in vendored if not reasons[name]})
-
-
-def is_fragment(name: str) -> bool:
-    """True if a file is made to be included in the middle of others."""
-    return Path(name).suffix.lower() in FRAGMENT_SUFFIXES
 
 
 def is_cpp(path: Path, *, bare_headers: bool = False) -> bool:
@@ -351,11 +341,7 @@ def _decode(data: bytes) -> str | None:
 
 def is_utf8(data: bytes) -> bool:
     """True if the bytes are valid UTF-8."""
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
+    return data.decode(errors="ignore").encode() == data
 
 
 def normalize_source(data: bytes) -> bytes:

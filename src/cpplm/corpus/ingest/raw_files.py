@@ -8,27 +8,19 @@ first stays.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
 from cpplm.core.storage import sha256
 from cpplm.core.workers import batched_by_size
-from cpplm.corpus.ingest.discovery import FileRules, Project, find_files, subfolders
+from cpplm.corpus.ingest.discovery import FileRules, Project, SourceFile, find_files, subfolders
 from cpplm.corpus.ingest.generated_files import in_vendor_folder
 from cpplm.corpus.ingest.walk import SkipCounts, walk
 from cpplm.tokenizer.pretoken_counts import FileBatch
 
 PROSE_SUFFIXES = frozenset({".md", ".rst"})
 _BATCH_BYTES = 8_000_000
-
-
-@dataclass(frozen=True)
-class _RawFile:
-    path: Path
-    size: int
-    digest: str
 
 
 def find_batches(
@@ -65,21 +57,21 @@ def find_batches(
     return batches, sha256("".join(sorted(seen)).encode())
 
 
-def _code(folder: Path) -> Iterator[_RawFile]:
+def _code(folder: Path) -> Iterator[SourceFile]:
     files, _ = find_files(Project(folder.name, (folder,)), FileRules())
-    return (_RawFile(file.path, file.size, file.digest) for file in files if file.makes_documents)
+    return (file for file in files if file.makes_documents)
 
 
-def _prose(folder: Path) -> Iterator[_RawFile]:
+def _prose(folder: Path) -> Iterator[SourceFile]:
     for path in walk(folder, SkipCounts(), lambda path: path.suffix.lower() in PROSE_SUFFIXES):
         if path.is_symlink() or in_vendor_folder(path.relative_to(folder).as_posix()):
             continue
         data = path.read_bytes()
         if 0 < len(data) <= FileRules().max_file_bytes:
-            yield _RawFile(path, len(data), sha256(data))
+            yield SourceFile(path.name, path, len(data), sha256(data))
 
 
-def _sample(files: dict[str, _RawFile], max_bytes: int) -> list[_RawFile]:
+def _sample(files: dict[str, SourceFile], max_bytes: int) -> list[SourceFile]:
     """Files in their order, without those of the greatest digests when they are too much together."""
     size = 0
     sampled = set()

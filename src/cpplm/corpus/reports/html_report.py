@@ -153,9 +153,10 @@ def _document_view(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _words(value: Any) -> str:
-    """A column's value; a span of lines as `file:first-last`."""
+    """A column's value; a span of lines as `file:first-last`, with the reason why it is there."""
     if isinstance(value, list):
         return ", ".join(map(_words, value))
-    if isinstance(value, dict) and value.keys() == {"file", "first", "last"}:
-        return f"{value['file']}:{value['first']}-{value['last']}"
+    if isinstance(value, dict) and value.keys() >= {"file", "first", "last"}:
+        lines = f"{value['file']}:{value['first']}-{value['last']}"
+        return f"{lines} ({value['reason']})" if value.get("reason") else lines
     return str(value)

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-# What the manifest says of a project's files under these names: left out, read in another encoding, redacted.
 from cpplm.core.text import format_bytes, pluralize
 from cpplm.corpus.repeated_lines import DOCUMENTS
 
+# What the manifest says of a project's files under these names: left out, read in another encoding, redacted.
 ACTIONS = ("skipped", "converted", "redacted")
 _PER_PROJECT = 12
 _TOP_REASONS = 8
@@ -20,15 +20,6 @@ _TOP_REASONS = 8
 def corpus_totals(manifest: dict[str, Any]) -> dict[str, Any]:
     """Totals over all projects and shards of a manifest."""
     projects = list(manifest["projects"].values())
-    kinds: Counter[str] = Counter()
-    skipped: Counter[str] = Counter()
-    skipped_bytes: Counter[str] = Counter()
-    redacted: Counter[str] = Counter()
-    for project in projects:
-        kinds.update(project["kinds"])
-        skipped.update({reason: entry["files"] for reason, entry in project["skipped"].items()})
-        skipped_bytes.update({reason: entry.get("bytes", 0) for reason, entry in project["skipped"].items()})
-        redacted.update({kind: entry["files"] for kind, entry in project.get("redacted", {}).items()})
     shards = manifest["shards"]
     totals: dict[str, Any] = {
         "projects": len(projects),
@@ -38,10 +29,10 @@ def corpus_totals(manifest: dict[str, Any]) -> dict[str, Any]:
         "documents": sum(shard["documents"] for shard in shards),
         "text_bytes": sum(shard["bytes"] for shard in shards),
         "shared_bytes": sum(project.get("shared_bytes", 0) for project in projects),
-        "kinds": dict(sorted(kinds.items())),
-        "skipped": dict(sorted(skipped.items())),
-        "skipped_bytes": dict(sorted(skipped_bytes.items())),
-        "redacted": dict(sorted(redacted.items())),
+        "kinds": _sums(projects, "kinds"),
+        "skipped": _sums(projects, "skipped", "files"),
+        "skipped_bytes": _sums(projects, "skipped", "bytes"),
+        "redacted": _sums(projects, "redacted", "files"),
         "split_by": manifest["split_by"],
     }
     for split in ("train", "val"):
@@ -56,16 +47,22 @@ def corpus_totals(manifest: dict[str, Any]) -> dict[str, Any]:
     return totals
 
 
+def _sums(projects: list[dict[str, Any]], name: str, figure: str = "") -> dict[str, int]:
+    """The numbers that projects have under a name, summed by key; of entries one of their figures."""
+    sums: Counter[str] = Counter()
+    for project in projects:
+        found = project.get(name, {})
+        sums.update({key: found[key].get(figure, 0) for key in found} if figure else found)
+    return dict(sorted(sums.items()))
+
+
 def _semantic(projects: list[dict[str, Any]]) -> dict[str, Any]:
     """The number of files that libclang parsed, and of compilation databases."""
-    incomplete: Counter[str] = Counter()
-    for project in projects:
-        incomplete.update({reason: entry["files"] for reason, entry in project["incomplete"].items()})
     return {
         "projects": len(projects),
         "databases": sum(bool(project["database"]) for project in projects),
         "parsed": sum(project["parsed"] for project in projects),
-        "incomplete": dict(sorted(incomplete.items())),
+        "incomplete": _sums(projects, "incomplete", "files"),
     }
 
 

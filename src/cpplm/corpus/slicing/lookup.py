@@ -202,11 +202,7 @@ class NameLookup:
     def _opened_by(self, opener: bytes) -> Set[bytes]:
         """The names in what opens a scope, and in the macros there."""
         if opener not in self._openers:
-            names = names_in(opener)
-            items = (self.expansion.item(place) for name in names for place in self.expansion.declaring(name))
-            self._openers[opener] = names.union(
-                *(item.mentions for item in items if item.kind == ItemKind.MACRO)
-            )
+            self._openers[opener] = _names_opened(self.expansion, {opener})
         return self._openers[opener]
 
     def _key(self, place: Place) -> Key:
@@ -309,19 +305,14 @@ def lacking_names(expansion: Expansion) -> set[bytes]:
     used &= index.macros.names | index.types | index.aliases
     lacking = {name for name in used - own if not expansion.declaring(name)}
     if scopes := {name for name in scopes - own - lacking - {b"std"} if not expansion.declaring(name)}:
-        lacking |= scopes - opened_scopes(expansion)
+        stacks = (visit.stack(item) for visit in expansion.visits for item in range(len(visit.file.items)))
+        openers = {frame.opener for stack in stacks for frame in stack if isinstance(frame, Scope)}
+        lacking |= scopes - _names_opened(expansion, openers)
     return lacking if any(visit.external for visit in expansion.visits) else lacking | std
 
 
-def opened_scopes(expansion: Expansion) -> set[bytes]:
-    """The names of the scopes in an expansion, with those in macros that open one."""
-    openers = {
-        frame.opener
-        for visit in expansion.visits
-        for number in range(len(visit.file.items))
-        for frame in visit.stack(number)
-        if isinstance(frame, Scope)
-    }
+def _names_opened(expansion: Expansion, openers: Set[bytes]) -> set[bytes]:
+    """The names in what opens scopes, and in the macros there."""
     names = set[bytes]().union(*map(names_in, openers))
     macros = (expansion.item(place) for name in names for place in expansion.declaring(name))
     return names.union(*(item.mentions for item in macros if item.kind == ItemKind.MACRO))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from cpplm.tokenizer.pretokenizer import PATTERNS
 from cpplm.tokenizer.tokenizer import Tokenizer
@@ -25,29 +26,25 @@ class Measure:
 
     exact: Callable[[str], int]
     most_bytes: int = 1  # that one unit can stand for
-    _items: dict[bytes, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # The length of one item's text with the line end after it.
+        self.item = functools.lru_cache(_MOST_TEXTS)(lambda text: self.text(text) + 2)
 
     @classmethod
     def of_tokenizer(cls, tokenizer: Tokenizer) -> Measure:
         """In tokens."""
-        lines: dict[str, int] = {}
 
         def count(text: str) -> int:
             return len(tokenizer.encode(text))
+
+        count_line = functools.lru_cache(_MOST_LINES)(count)
 
         def count_by_line(text: str) -> int:
             """The same, each line once: documents of one project share most of theirs."""
             if any(blank in text for blank in _OTHER_BLANKS):
                 return count(text)
-            if len(lines) > _MOST_LINES:
-                lines.clear()
-            total = 0
-            for line in _LINE.findall(text):
-                size = lines.get(line)
-                if size is None:
-                    size = lines[line] = count(line)
-                total += size
-            return total
+            return sum(map(count_line, _LINE.findall(text)))
 
         by_line = tokenizer.pattern == PATTERNS["lines"]
         return cls(count_by_line if by_line else count, _MOST_BYTES_PER_TOKEN)
@@ -55,12 +52,3 @@ class Measure:
     def text(self, text: bytes) -> int:
         """The length of a text."""
         return self.exact(text.decode())
-
-    def item(self, text: bytes) -> int:
-        """The length of one item's text with the line end after it."""
-        size = self._items.get(text)
-        if size is None:
-            if len(self._items) > _MOST_TEXTS:
-                self._items.clear()
-            size = self._items[text] = self.text(text) + 2
-        return size

@@ -37,7 +37,7 @@ from cpplm.cpp.file_suffixes import is_source
 from cpplm.cpp.items import FileItems, Item, ItemKind, read_items
 from cpplm.cpp.keywords import KEYWORDS
 from cpplm.cpp.lexer import IDENTIFIER, INCLUDE_KEYWORDS, Directive, LexedSource, names_in
-from cpplm.cpp.macros import MacroTable
+from cpplm.cpp.macros import MacroTable, inner_first
 from cpplm.cpp.parser import is_c_project, language_of
 from cpplm.cpp.segments import Condition
 
@@ -352,10 +352,7 @@ def _whole(lexed: LexedSource, number: int) -> Item:
 def _guards(parsed: FileItems) -> dict[int, list[Condition]]:
     """The include guards around parts of a file, by the items in them."""
     found: dict[int, list[Condition]] = defaultdict(list)
-    waiting = list(parsed.lexed.groups)
-    while waiting:
-        group = waiting.pop()
-        waiting += group.children
+    for group in reversed(inner_first(parsed.lexed.groups)):
         if group.start in parsed.passed and group.start not in parsed.lexed.guard_directives:
             condition = Condition((group.directives[0].line,), group.start)
             for number, item in enumerate(parsed.items):

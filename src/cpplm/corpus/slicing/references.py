@@ -21,6 +21,7 @@ from cpplm.corpus.slicing.expansion import Expansion, Place
 from cpplm.corpus.slicing.lookup import Candidates, NameLookup
 from cpplm.corpus.slicing.project_index import Key, ParsedFile
 from cpplm.cpp.items import Item, ItemKind
+from cpplm.cpp.macros import inner_first
 
 T = TypeVar("T")
 Line = tuple[str, int]  # a file of the project, and a line in it from 0
@@ -89,27 +90,17 @@ class UnitReferences:
         if spans is None or file.splices:  # what was put into it has no lines of its own
             return found
         starts = [start for start, _ in spans]
-        line = _line_numbers(file.data)
-
-        waiting = list(file.parsed.lexed.groups)
-        while waiting:
-            group = waiting.pop()
-            lines = [line(each.start) for each in group.directives]
+        ends = [match.start() for match in re.finditer(b"\n", file.data)]
+        for group in reversed(inner_first(file.parsed.lexed.groups)):
+            lines = [bisect.bisect_left(ends, each.start) for each in group.directives]
             for number, (first, last) in enumerate(itertools.pairwise(lines)):
                 before = bisect.bisect_right(starts, first) - 1
                 found[group.start, number] = before < 0 or spans[before][1] < last
-            waiting += group.children
         return found
 
 
 # Of the name of a file and the macros defined for it to what a compiler says of it; None where it fails.
 Parse = Callable[[str, Sequence[bytes]], UnitReferences | None]
-
-
-def _line_numbers(data: bytes) -> Callable[[int], int]:
-    """From an offset to its line."""
-    ends = [match.start() for match in re.finditer(b"\n", data)]
-    return lambda offset: bisect.bisect_left(ends, offset)
 
 
 class _Meaning(NamedTuple):

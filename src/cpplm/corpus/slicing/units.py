@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -128,15 +128,9 @@ def _header_of(
     return next((candidate for candidate in beside if candidate in by_name), None)
 
 
-def deciding_macros(scans: Iterable[Scan]) -> frozenset[bytes]:
-    """The macros that conditions of a project depend on, by way of others too."""
-    scans = list(scans)
-    found: set[bytes] = set()
-    waiting = {name for each in scans for name in each.conditions}
-    bodies: dict[bytes, set[bytes]] = defaultdict(set)
-    for each in scans:
-        for name, texts in each.bodies.items():
-            bodies[name] |= texts
+def deciding_macros(conditions: Set[bytes], bodies: Mapping[bytes, Set[bytes]]) -> frozenset[bytes]:
+    """The macros that conditions of a project depend on, by way of the bodies of others too."""
+    found, waiting = set[bytes](), set(conditions)
     while waiting:
         found |= waiting
         waiting = {
