@@ -12,7 +12,7 @@ from cpplm.core.shards import ShardReader
 from cpplm.corpus import shard_writer
 from cpplm.corpus.build import build
 from cpplm.corpus.ingest.fingerprints import read_fingerprints
-from cpplm.corpus.reports.stats import corpus_totals
+from cpplm.corpus.reports.stats import corpus_totals, format_summary
 from cpplm.corpus.settings import CorpusSettings
 from tests.corpus.cpp import TINYLIB, write_files
 from tests.corpus.killing import build_killed_at_change, contents
@@ -226,3 +226,11 @@ def test_a_corpus_of_one_project_grows(tmp_path):
     assert result["split_by"] == "unit"
     assert all(set(before[split]) <= set(after[split]) for split in before)
     assert {p for texts in after.values() for p, _ in texts} == {"tinylib", "project0"}
+
+
+def test_the_summary_says_what_was_redacted(tmp_path):
+    folder = tmp_path / "p"
+    write_files(folder, {"a.cc": "// ann@corp.com\nint a;\n"})
+    result = build(settings(tmp_path / "out", folder, TINYLIB))
+    assert corpus_totals(result)["redacted"] == {"e-mail address": 1}
+    assert "a.cc:1" in format_summary(result, "out")
