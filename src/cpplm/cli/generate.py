@@ -53,10 +53,7 @@ def generate(settings: GenerateSettings) -> Report:
     }
     if streams:
         return Report("", figures)
-    blocks = [
-        sanitize(prefix) + sanitize(completion.text, "1") + sanitize(suffix or "")
-        for completion in completions
-    ]
+    blocks = [_in_place(prefix, completion.text, suffix) for completion in completions]
     if len(completions) == 1:
         return Report(blocks[0].removesuffix("\n"), figures)
     for number, completion in enumerate(completions):
@@ -194,8 +191,12 @@ def _retrieved(lines: RetrievedLines, step: int, prefix: str, suffix: str) -> Re
         "finish_reasons": ["project"], "probability": lines.probability,
     }  # fmt: skip
     log_info(f"cpplm: lines of the project, right with probability {lines.probability:.2f}")
-    text = sanitize(prefix) + sanitize(lines.text, "1") + sanitize(suffix)
-    return Report(text.removesuffix("\n"), figures)
+    return Report(_in_place(prefix, lines.text, suffix).removesuffix("\n"), figures)
+
+
+def _in_place(prefix: str, text: str, suffix: str | None) -> str:
+    """A completion for stdout, with the text around it."""
+    return sanitize(prefix) + sanitize(text, "1") + sanitize(suffix or "")
 
 
 def _print(text: str) -> None:

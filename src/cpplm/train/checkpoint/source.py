@@ -40,7 +40,7 @@ def find_source(init_from: str, out: Path, upload_dir: str, lr_scale: float) -> 
 def batch_tokens(
     record: Mapping[str, Any], total_batch_size: int, device_batch_size: int, context: int
 ) -> int:
-    """The tokens of a batch: `total_batch_size`; at -1 whole forward passes of about a record's many."""
+    """The tokens of a batch: `total_batch_size`; at -1 about a record's, in whole forward passes."""
     if total_batch_size != -1:
         return total_batch_size
     rows = max(1, device_batch_size) * context
