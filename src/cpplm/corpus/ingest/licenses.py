@@ -206,7 +206,6 @@ class LicenseFiles:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._by_folder: dict[Path, str] = {}
-        self._beside: dict[Path, frozenset[str]] = {}
 
     def of_file(self, path: Path, head: bytes) -> str:
         """The license of a file, given the comments at its head.
@@ -214,12 +213,8 @@ class LicenseFiles:
         A file named as it is with `.license` at the end speaks for it (https://reuse.software). A head that
         only points to another file ("see LICENSE") leaves the word to that.
         """
-        folder = path.parent
-        if folder not in self._beside:
-            self._beside[folder] = frozenset(each.name for each in folder.glob("*.license"))
-        named = f"{path.name}.license"
-        beside = spdx_tag(_read(folder / named)) if named in self._beside[folder] else ""
-        return beside or spdx_tag(head) or detect_license(head) or self.nearest(folder)
+        beside = spdx_tag(_read(path.with_name(f"{path.name}.license")))
+        return beside or spdx_tag(head) or detect_license(head) or self.nearest(path.parent)
 
     def nearest(self, folder: Path) -> str:
         """The expression that holds for a folder: its own license files', else its parent's."""
