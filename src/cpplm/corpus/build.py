@@ -220,8 +220,7 @@ def discover(
 
 
 def _refuse_empty(item: ScannedProject) -> NoReturn:
-    counts = sorted(item.skips.counts.items())
-    left_out = ", ".join(f"{count} {reason}" for reason, count in counts)
+    left_out = str(item.skips)
     raise UserError(
         f"project {item.project.name} ({item.project.roots[0]}) has no C or C++ files to learn from"
         + (f" (left out: {left_out})" if left_out else ""),

@@ -24,7 +24,9 @@ SMALL = FileRules(max_file_bytes=1_000, max_include_bytes=2_000)
 def found(folder: Path, rules: FileRules = SMALL, **options) -> tuple[list[str], dict[str, int]]:
     """Names of the files that make documents, and the skips by reason."""
     files, skips = find_files(Project("p", (folder,), **options), rules)
-    return [file.name for file in files if file.makes_documents], dict(skips.counts)
+    return [file.name for file in files if file.makes_documents], {
+        reason: entry["files"] for reason, entry in skips.to_dict().items()
+    }
 
 
 def test_files_are_found_in_sorted_order_by_suffix(tmp_path):

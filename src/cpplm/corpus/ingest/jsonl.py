@@ -160,9 +160,8 @@ class _Unpacker:
                     records += 1
                 bar.update(1)
         if not records:
-            reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(skips.counts.items()))
             raise UserError(
-                f"--jsonl {path} has no usable line ({reasons or 'it is empty'})",
+                f"--jsonl {path} has no usable line ({str(skips) or 'it is empty'})",
                 fix='Each line is a JSON object such as {"text": "int main() {}"}.',
             )
         return {"file": path.name, "records": records, "left_out": skips.to_dict()}

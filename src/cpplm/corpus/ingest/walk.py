@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from cpplm.corpus.ingest.gitignore import GITIGNORE, GitIgnore, gitignores_above, is_ignored
 from cpplm.cpp.file_suffixes import HEADER_SUFFIXES
@@ -25,29 +25,24 @@ _NAMED_SKIPS = 5
 
 @dataclass
 class SkipCounts:
-    """Counts the files that are left out, by reason, with their bytes and the first few names."""
+    """The files that are left out, by reason: how many, their bytes and the first few names."""
 
-    counts: Counter[str] = field(default_factory=Counter)
-    bytes: Counter[str] = field(default_factory=Counter)
-    names: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    _entries: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def add(self, reason: str, name: str, size: int = 0) -> None:
         """Count one file."""
-        self.counts[reason] += 1
-        self.bytes[reason] += size
-        if len(self.names[reason]) < _NAMED_SKIPS:
-            self.names[reason].append(name)
+        entry = self._entries.setdefault(reason, {"files": 0, "bytes": 0, "examples": []})
+        entry["files"] += 1
+        entry["bytes"] += size
+        if len(entry["examples"]) < _NAMED_SKIPS:
+            entry["examples"].append(name)
 
-    def to_dict(self) -> dict[str, dict[str, object]]:
+    def to_dict(self) -> dict[str, dict[str, Any]]:
         """For the manifest."""
-        return {
-            reason: {
-                "files": self.counts[reason],
-                "bytes": self.bytes[reason],
-                "examples": self.names[reason],
-            }
-            for reason in sorted(self.counts)
-        }
+        return dict(sorted(self._entries.items()))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{entry['files']} {reason}" for reason, entry in self.to_dict().items())
 
 
 def walk(
