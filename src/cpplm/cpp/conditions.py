@@ -152,49 +152,33 @@ class MacroState:
         known = _VALUES.get((rest, self.closed))
         if known is not None and tuple(map(self.lookup, known[0])) == known[1]:
             return known[2]
-        names = self._dependencies(rest)
-        value = self._value(rest)
+        asked: dict[bytes, Macro | None] = {}
+
+        def lookup(name: bytes) -> Macro | None:
+            return asked.setdefault(name, self.lookup(name))
+
+        try:
+            number = _Expression(lookup, rest).evaluate()
+            value = None if number is None else number != 0
+        except (ValueError, IndexError, ZeroDivisionError, OverflowError, RecursionError):
+            value = None
         if len(_VALUES) > _MOST_VALUES:
             _VALUES.clear()
-        _VALUES[rest, self.closed] = (names, tuple(map(self.lookup, names)), value)
+        _VALUES[rest, self.closed] = (tuple(asked), tuple(asked.values()), value)
         return value
 
-    def _dependencies(self, text: bytes) -> tuple[bytes, ...]:
-        """The macros that an expression may depend on, by way of others too."""
-        names = dict.fromkeys(_names_in(text))
-        waiting = list(names)
-        while waiting:
-            macro = self.lookup(waiting.pop())
-            if macro is not None and macro.body:
-                others = [name for name in _names_in(macro.body) if name not in names]
-                names.update(dict.fromkeys(others))
-                waiting += others
-        return tuple(names)
 
-    def _value(self, text: bytes) -> bool | None:
-        try:
-            value = _Expression(self, text).evaluate()
-        except (ValueError, IndexError, ZeroDivisionError, OverflowError, RecursionError):
-            return None
-        return None if value is None else value != 0
-
-
-# Of expressions, and of states that are closed or not, the last value: the macros that it may depend on, what
-# they were, and the value.
+# Of expressions, and of states that are closed or not, the last value: the macros that were looked up for it,
+# what they were, and the value.
 _VALUES: dict[tuple[bytes, bool], tuple[tuple[bytes, ...], tuple[Macro | None, ...], bool | None]] = {}
 _MOST_VALUES = 65_536
-
-
-@lru_cache(maxsize=65_536)
-def _names_in(text: bytes) -> tuple[bytes, ...]:
-    return tuple(dict.fromkeys(IDENTIFIER.findall(text)))
 
 
 class _Expression:
     """Precedence climbing over the tokens of one expression; None is an unknown value."""
 
-    def __init__(self, state: MacroState, text: bytes) -> None:
-        self._state = state
+    def __init__(self, lookup: Callable[[bytes], Macro | None], text: bytes) -> None:
+        self._lookup = lookup
         self._tokens = self._expand(_tokenize(text), frozenset(), 0)
         self._at = 0
 
@@ -215,7 +199,7 @@ class _Expression:
                 bracket = tokens[position] == b"("
                 name = tokens[position + bracket]
                 position += 1 + 2 * bracket
-                found = self._state.lookup(name)
+                found = self._lookup(name)
                 result.append(b"?unknown" if found is UNKNOWN else b"%d" % (found is not None))
                 continue
             if not IDENTIFIER.fullmatch(token):
@@ -225,7 +209,7 @@ class _Expression:
             if token in (b"true", b"false"):
                 result.append(b"1" if token == b"true" else b"0")
                 continue
-            macro = self._state.lookup(token)
+            macro = self._lookup(token)
             if token.startswith(b"__has_"):
                 macro = UNKNOWN
             if macro is None and arguments is None:
