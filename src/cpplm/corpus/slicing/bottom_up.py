@@ -8,7 +8,7 @@ later one has a declaration before it, and one of an earlier one need not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 
 from cpplm.corpus.slicing.expansion import Expansion, Place
 from cpplm.cpp.items import ItemKind
@@ -59,36 +59,28 @@ def _sorted(run: list[Place], expansion: Expansion) -> list[Place]:
 
 
 def components(edges: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Strongly connected components, those pointed at first (Tarjan 1972, without recursion)."""
-    number: dict[int, int] = {}
-    low: dict[int, int] = {}
-    stack: list[int] = []
-    on_stack: set[int] = set()
-    found: list[list[int]] = []
-    for root in range(len(edges)):
-        if root in number:
-            continue
-        work = [(root, iter(edges[root]))]
-        number[root] = low[root] = len(number)
-        stack.append(root)
-        on_stack.add(root)
-        while work:
-            node, successors = work[-1]
-            following = next(successors, None)
+    """Strongly connected components, those pointed at first (Sharir 1981)."""
+    reverse: list[list[int]] = [[] for _ in edges]
+    for node, successors in enumerate(edges):
+        for successor in successors:
+            reverse[successor].append(node)
+    finished = [node for tree in _trees(edges, range(len(edges))) for node in tree]
+    return list(_trees(reverse, finished[::-1]))[::-1]
+
+
+def _trees(edges: Sequence[Sequence[int]], roots: Sequence[int]) -> Iterator[list[int]]:
+    """For each root that none before it leads to, what it leads to besides, as a search in depth leaves it."""
+    seen: set[int] = set()
+    for root in roots:
+        path = [(root, iter(edges[root]))] if root not in seen else []  # not by recursion: it may be long
+        seen.add(root)
+        tree: list[int] = []
+        while path:
+            following = next((node for node in path[-1][1] if node not in seen), None)
             if following is None:
-                work.pop()
-                if work:
-                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
-                if low[node] == number[node]:
-                    cut = stack.index(node)
-                    found.append(stack[cut:])
-                    on_stack.difference_update(stack[cut:])
-                    del stack[cut:]
-            elif following not in number:
-                number[following] = low[following] = len(number)
-                stack.append(following)
-                on_stack.add(following)
-                work.append((following, iter(edges[following])))
-            elif following in on_stack:
-                low[node] = min(low[node], number[following])
-    return found
+                tree.append(path.pop()[0])
+            else:
+                seen.add(following)
+                path.append((following, iter(edges[following])))
+        if tree:
+            yield tree
