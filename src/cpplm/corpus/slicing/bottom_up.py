@@ -69,7 +69,7 @@ def components(edges: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def _trees(edges: Sequence[Sequence[int]], roots: Sequence[int]) -> Iterator[list[int]]:
-    """For each root that none before it leads to, what it leads to besides, as a search in depth leaves it."""
+    """For each root that none before leads to, what it leads to besides, as a search in depth leaves it."""
     seen: set[int] = set()
     for root in roots:
         path = [(root, iter(edges[root]))] if root not in seen else []  # not by recursion: it may be long
