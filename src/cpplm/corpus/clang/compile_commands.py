@@ -9,6 +9,7 @@ dependency files) is not on it.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,16 +20,9 @@ _FOLDERS = ("-isystem", "-iquote", "-idirafter", "-isysroot", "--sysroot", "-I")
 _FILES = ("-include", "-imacros")
 _DEFINES = ("-D", "-U")
 # They take the next argument along, which may look like a flag that is kept.
-_DROPPED_WITH_VALUE = [
-    "-Xclang",
-    "-Xlinker",
-    "-Xassembler",
-    "-Xpreprocessor",
-    "-Xanalyzer",
-    "-mllvm",
-    "-include-pch",
-    "-o",
-]
+_DROPPED_WITH_VALUE = frozenset(
+    ("-Xclang", "-Xlinker", "-Xassembler", "-Xpreprocessor", "-Xanalyzer", "-mllvm", "-include-pch", "-o")
+)
 # What changes the text or the meaning of what is read and is known to Clang.
 _KEPT = re.compile(
     r"-(?:std=[\w+:]+|ansi|undef|trigraphs|nostdinc(?:\+\+)?|nostdlibinc|pthread|stdlib=[\w+]+"
@@ -68,30 +62,25 @@ def front_end_flags(arguments: Iterable[str], directory: Path) -> list[str]:
         arguments: of an entry, the compiler first.
         directory: of the entry; relative paths count from it.
     """
-    queue = list(arguments)[:0:-1]
+    following = itertools.islice(arguments, 1, None)
     kept: list[str] = []
-    while queue and (argument := queue.pop()) != "--":
+    for word in itertools.takewhile(lambda each: each != "--", following):
+        argument = f"--target={next(following, '')}" if word in ("-target", "--target") else word
         prefix = next((each for each in (*_FOLDERS, *_FILES, *_DEFINES) if argument.startswith(each)), "")
         if argument in _DROPPED_WITH_VALUE:
-            del queue[-1:]
+            next(following, "")
         elif prefix:
             value = argument[len(prefix) :].removeprefix("=" if prefix == "--sysroot" else "")
-            value = value or _pop(queue)
+            value = value or next(following, "")
             kept += _with_value(prefix, value, directory) if value else ()
         elif argument.startswith("-x"):
-            language = (argument[2:] or _pop(queue)).removesuffix("-header")
+            language = (argument[2:] or next(following, "")).removesuffix("-header")
             kept += ("-x", language) if language in _LANGUAGES else ()
         elif argument == "--driver-mode=g++":  # of a compiler called so, as libclang says
             kept += ("-x", "c++")
-        elif argument in ("-target", "--target"):
-            queue.append(f"--target={_pop(queue)}")
         elif _KEPT.fullmatch(argument):
             kept.append(argument)
     return kept
-
-
-def _pop(queue: list[str]) -> str:
-    return queue.pop() if queue else ""
 
 
 def _with_value(prefix: str, value: str, directory: Path) -> tuple[str, ...]:
