@@ -33,17 +33,10 @@ class FunctionNode(NamedTuple):
     start: int
 
 
-class SpansAndFunctions(NamedTuple):
-    """Spans, and function definitions with a body, from one walk of a tree; both in no particular order."""
-
-    spans: PackedSpans
-    functions: list[FunctionNode]
-
-
 def find_spans(
     root: tree_sitter.Node, grammar: Grammar, *, shift: int = 0, whole: SpanPredicate | None = None
-) -> SpansAndFunctions:
-    """The spans and functions of a piece.
+) -> tuple[PackedSpans, list[FunctionNode]]:
+    """The spans of a piece and its function definitions with a body, in no particular order.
 
     Args:
         root: the root node of the piece.
@@ -84,7 +77,7 @@ def find_spans(
                 continue
             if whole is None or whole(start, end):
                 triples += (start + shift, end + shift, role)
-    return SpansAndFunctions(array("i", triples).tobytes(), functions)
+    return array("i", triples).tobytes(), functions
 
 
 def whole_groups(directives: Sequence[Directive], origin: int) -> SpanPredicate | None:

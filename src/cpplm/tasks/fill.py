@@ -112,7 +112,7 @@ def _holes(document: SourceDocument, source: TaskSource, split: Split) -> list[T
     lexed = lex(document.text.encode())
     _, plain = mask(lexed, MacroTable())
     rules = grammar(document.language)
-    spans = find_spans(rules.parse(plain), rules, whole=whole_groups(lexed.directives, 0)).spans
+    spans, _ = find_spans(rules.parse(plain), rules, whole=whole_groups(lexed.directives, 0))
     places = [
         (start, end, _KINDS[SpanKind(kind)])
         for start, end, kind in join_spans([(spans, 0)]).tolist()

@@ -69,8 +69,8 @@ def _places(lexed: Any, root: Any) -> Iterator[HoleSpan]:
         for _, _, last in lines[place + 1 : place + MAX_HOLE_LINES]:
             yield HoleSpan("multi", start, last)
     whole = whole_groups(lexed.directives, 0)
-    syntax = find_spans(root, grammar("c++"), whole=whole)
-    for start, end, number in join_spans([(syntax.spans, 0)]).tolist():
+    spans, _ = find_spans(root, grammar("c++"), whole=whole)
+    for start, end, number in join_spans([(spans, 0)]).tolist():
         kind = _SPANS.get(SpanKind(number))
         inside = _BODY.fullmatch(lexed.data, start, end) if kind == "body" else None
         if inside is not None:
