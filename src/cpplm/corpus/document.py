@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypedDict
+from typing import Literal, NamedTuple
 
 from cpplm.core.spans import pack_spans
 from cpplm.cpp.doc_comments import shift_pairs
@@ -64,19 +64,10 @@ def sources_of(lines: Iterable[SourceLines]) -> tuple[SourceLines, ...]:
     return tuple(joined)
 
 
-class Annotations(TypedDict):
-    """The spans and docstrings of a document, by the names of their fields."""
-
-    spans: bytes
-    docstrings: tuple[dict[str, int], ...]
-
-
-def annotations_of(parts: Sequence[tuple[Syntax, int]]) -> Annotations:
-    """The annotations of a document's parts, each given with the offset of its text in the document."""
-    return {
-        "spans": pack_spans(join_spans((syntax.spans, start) for syntax, start in parts)),
-        "docstrings": tuple(shift_pairs((syntax.pairs, start) for syntax, start in parts)),
-    }
+def annotations_of(parts: Sequence[tuple[Syntax, int]]) -> tuple[bytes, tuple[dict[str, int], ...]]:
+    """The spans and docstrings of a document's parts, each given with its offset in the document."""
+    spans = pack_spans(join_spans((syntax.spans, start) for syntax, start in parts))
+    return spans, tuple(shift_pairs((syntax.pairs, start) for syntax, start in parts))
 
 
 def chunk_documents(
@@ -108,7 +99,7 @@ def _chunk(text: str, source: SourceLines, count: Callable[[str], int]) -> Docum
     whole = whole_groups(lexed.directives, 0)
     syntax = read_syntax(rules.parse(lexed.plain), rules, lexed.data, lexed.plain, whole)
     places = annotations_of([(syntax, 0)])
-    return Document(text, "chunk", (source.file,), count(text), syntax.functions, (source,), **places)
+    return Document(text, "chunk", (source.file,), count(text), syntax.functions, (source,), *places)
 
 
 def split_text(text: str, budget: int, count: Callable[[str], int]) -> list[str]:

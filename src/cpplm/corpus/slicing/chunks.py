@@ -99,7 +99,7 @@ def whole_file(name: str, part: FileItems, budget: int, measure: Measure) -> lis
     if size <= budget:
         source = SourceLines(name, blank + 1, blank + text.count("\n"))
         places = annotations_of(_parts_of(data, part))
-        return [Document(text, "file", (name,), size, part.functions, (source,), **places)]
+        return [Document(text, "file", (name,), size, part.functions, (source,), *places)]
     lines = [line + "\n" for line in text[:-1].split("\n")]  # a form feed ends no line
     ends = [item.last_line + 1 - blank for item in part.items] if part.sound else []
     found: list[Document] = []

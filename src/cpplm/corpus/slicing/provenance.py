@@ -32,6 +32,7 @@ def document_of(
     sources = [source for each in rendered.items for source in _sources(expansion, each, reasons)]
     sources += [SourceLines(*lines) for lines in rendered.lines]
     files = list(dict.fromkeys(source.file for source in sources))
+    spans, docstrings = annotations_of(list(_syntax(expansion, rendered)))
     own = {name: number for number, name in enumerate(expansion.own)}
     files.sort(key=lambda name: (own.get(name, len(own)), expansion.index.number[name]))
 
@@ -45,8 +46,9 @@ def document_of(
         size=size,
         functions=sum(each.item.functions for each in rendered.items if is_own(each)),
         sources=sources_of(sources),
+        spans=spans,
+        docstrings=docstrings,
         borrowed=tuple(_borrowed(rendered, is_own)),
-        **annotations_of(list(_syntax(expansion, rendered))),
     )
 
 
