@@ -84,7 +84,7 @@ def find_doc_pairs(
     """
     pairs: list[DocPair] = []
     for function in functions:
-        before = _code_end(plain, function.start)
+        before = code_end(plain, function.start)
         gap = text[before + shift if before else 0 : function.start + shift]
         if b"/" not in gap or function.node.has_error:  # nearly all end here: no comment
             continue
@@ -116,13 +116,13 @@ def _pair(
     return DocPair(doc_start, doc_end, signature_start, signature_end, shift + start, shift + end)
 
 
-def _code_end(plain: bytes, end: int) -> int:
-    """Offset after the last byte of code before `end`; 0 when there is none."""
+def code_end(plain: bytes, end: int, floor: int = 0) -> int:
+    """Offset after the last byte of code between two offsets; `floor` when there is none."""
     window = 256  # a class may be long, and the comment is near
     while True:
-        start = max(0, end - window)
+        start = max(floor, end - window)
         code = plain[start:end].rstrip()
-        if code or start == 0:
+        if code or start == floor:
             return start + len(code)
         window *= 4
 

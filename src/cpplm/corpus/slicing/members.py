@@ -9,13 +9,6 @@ import tree_sitter
 _TEMPLATE_PARAMETER = re.compile(rb"\b(?:typename|class)(?:\s*\.\.\.)?\s+(\w+)")
 
 
-def code_end(text: bytes, end: int, start: int = 0) -> int:
-    """The offset behind the last byte between two offsets that is no blank; `start` where there is none."""
-    while end > start and text[end - 1 : end].isspace():
-        end -= 1
-    return end
-
-
 def calls_a_parameter(before: bytes, head: bytes, body: bytes) -> bool:
     """True if a template calls what it is given: a lambda, say, for which its body must be there."""
     parameters = before[before.rfind(b"template") :] if before.rstrip().endswith(b">") else b""

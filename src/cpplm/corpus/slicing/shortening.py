@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 import tree_sitter
 
-from cpplm.corpus.slicing.members import body_of, calls_a_parameter, code_end, end_of_head
+from cpplm.corpus.slicing.members import body_of, calls_a_parameter, end_of_head
+from cpplm.cpp.doc_comments import code_end
 from cpplm.cpp.items import Item, ItemKind, condition_names, mentioned_in
 from cpplm.cpp.lexer import IDENTIFIER, lex
 from cpplm.cpp.macros import MacroTable, mask
