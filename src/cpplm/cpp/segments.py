@@ -13,15 +13,16 @@ SegmentCategory = Literal["code", "directive", "directives", "region"]
 _MACRO = re.compile(rb"(\w+)\s*((?:\([^()]*\))?)")
 
 
+@dataclass(slots=True, unsafe_hash=True)
 class Scope:
     """A namespace, an `extern "C"` block or a macro that opens one; equal when opened by the same words."""
 
-    __slots__ = ("closer", "key", "opener")
+    opener: bytes = field(compare=False)
+    closer: bytes = field(default=b"}", compare=False)
+    key: bytes = field(init=False)
 
-    def __init__(self, opener: bytes, closer: bytes = b"}") -> None:
-        self.opener = opener
-        self.closer = closer
-        self.key = b" ".join(opener.split())
+    def __post_init__(self) -> None:
+        self.key = b" ".join(self.opener.split())
 
     @property
     def macros(self) -> tuple[bytes, ...]:
@@ -31,12 +32,6 @@ class Scope:
             name for match in found for name in re.findall(rb"\w+", match.group(2)) if name.isupper()
         )
         return (*(match.group(1) for match in found), *arguments)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Scope) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
 
 
 @dataclass(frozen=True, slots=True)
