@@ -1,4 +1,4 @@
-"""Kind and declared names of one top-level piece of code, from its syntax tree.
+"""One top-level piece of code as an item: its kind and declared names, from its syntax tree.
 
 Where tree-sitter could not read a piece, the shape of its text decides. Names are plain identifiers.
 """
@@ -11,7 +11,10 @@ from enum import IntEnum
 
 import tree_sitter
 
-from cpplm.cpp.lexer import IDENTIFIER
+from cpplm.cpp.doc_comments import PackedPairs
+from cpplm.cpp.lexer import IDENTIFIER, Directive
+from cpplm.cpp.segments import Frame
+from cpplm.cpp.syntax_spans import PackedSpans
 
 _CLASS_TYPES = ("class_specifier", "struct_specifier", "union_specifier", "enum_specifier")
 _DECORATIONS = ("template_parameter_list", "string_literal", "requires_clause", "ERROR", "comment")
@@ -48,26 +51,44 @@ class ItemKind(IntEnum):
 
 
 @dataclass(slots=True)
-class Declaration:
-    """A piece's declaration, by the fields of `items.Item`; `needed` is an operator that has to be there."""
+class Item:
+    """One top-level declaration or directive of a unit.
 
-    kind: ItemKind = ItemKind.OTHER
+    `text` is exact, with its leading comments; `names` are what it declares for plain lookup;
+    `function_name` is the name of a function and `qualifier` its class when it is defined out of it;
+    `mentions` are all identifiers in it and in the conditions around it but for those behind `.` or `->`,
+    which are `accesses`; `body_required`: users need its body (constexpr, auto).
+    """
+
+    kind: ItemKind
+    text: bytes
+    stack: tuple[Frame, ...]
+    mentions: frozenset[bytes]
+    line: int
+    last_line: int
+    accesses: frozenset[bytes] = frozenset()
     names: tuple[bytes, ...] = ()
     qualifier: bytes = b""
     function_name: bytes = b""
     body_required: bool = False
     functions: int = 0
-    needed: bytes = b""
+    spans: PackedSpans = b""  # by offsets in `text`, as are `pairs`, the documented functions
+    pairs: PackedPairs = b""
+    origin: int = 0  # where `text` would begin in the file if its comments stood directly before it
+    directives: tuple[Directive, ...] = ()
+    start: int = 0  # of the code in the file: `text` is the comments before it, then `data[start:end]`
+    end: int = 0
+    leading_start: int = 0  # of the comments before it in the file, or `start`
 
 
-def read_declaration(root: tree_sitter.Node, code: bytes) -> Declaration:
+def read_declaration(item: Item, root: tree_sitter.Node, code: bytes) -> None:
     """Classify a piece and name what it declares.
 
     Args:
+        item: of the piece; its kind, its names and what goes with them are filled in.
         root: of its tree.
         code: its text, with comments, directives, macros and the insides of strings blank.
     """
-    declaration = Declaration()
     node = _significant(root)
     unreadable = (
         node is None
@@ -75,10 +96,9 @@ def read_declaration(root: tree_sitter.Node, code: bytes) -> Declaration:
         or (root.has_error and (_is_class(code) or _MARKED_POINTER.match(code) is not None))
     )
     if unreadable or node is None or _INSTANTIATION.match(code):
-        _guess(declaration, code)
+        _guess(item, code)
     else:
-        _classify(declaration, node, code)
-    return declaration
+        _classify(item, node, code)
 
 
 def _significant(root: tree_sitter.Node) -> tree_sitter.Node | None:
@@ -98,52 +118,48 @@ def _is_class(code: bytes) -> bool:
     return bool(_CLASS_HEAD.search(code, 0, code.find(b"{") + 1))
 
 
-def _classify(declaration: Declaration, node: tree_sitter.Node, code: bytes) -> None:
+def _classify(item: Item, node: tree_sitter.Node, code: bytes) -> None:
     kind = node.type
     if kind == "function_definition" and _is_class(code):
-        _guess(declaration, code)
+        _guess(item, code)
     elif kind == "function_definition":
-        _function(declaration, node, code)
+        _function(item, node, code)
     elif kind in _CLASS_TYPES:
-        _type(declaration, node)
+        _type(item, node)
     elif kind in ("declaration", "field_declaration"):
-        _declaration(declaration, node, code)
+        _declaration(item, node, code)
     elif kind in ("alias_declaration", "type_definition"):
         body = next((c for c in node.children if c.type in _CLASS_TYPES), None)
         if body is not None:
-            _type(declaration, body)
-        declaration.kind = (
-            ItemKind.TYPE if body is not None and body.child_by_field_name("body") else ItemKind.ALIAS
-        )
-        declaration.names += _declared_names(node)
+            _type(item, body)
+        item.kind = ItemKind.TYPE if body is not None and body.child_by_field_name("body") else ItemKind.ALIAS
+        item.names += _declared_names(node)
     elif kind in ("using_declaration", "namespace_alias_definition"):
-        _using(declaration, node, code)
+        _using(item, node, code)
     elif kind == "namespace_definition" and not IDENTIFIER.search(code, code.find(b"{")):
-        declaration.kind = ItemKind.FORWARD
-        declaration.names = tuple(
-            name for name in IDENTIFIER.findall(code) if name not in (b"inline", b"namespace")
-        )
+        item.kind = ItemKind.FORWARD
+        item.names = tuple(name for name in IDENTIFIER.findall(code) if name not in (b"inline", b"namespace"))
     elif kind == "concept_definition":
-        declaration.kind = ItemKind.TYPE
-        declaration.names = _first_identifier(node.child_by_field_name("name"))
+        item.kind = ItemKind.TYPE
+        item.names = _first_identifier(node.child_by_field_name("name"))
     elif kind in ("expression_statement", "call_expression") and not code.lstrip().startswith(
         (b"asm", b"__asm")
     ):
-        declaration.kind = ItemKind.CALL
+        item.kind = ItemKind.CALL
     else:
-        declaration.kind = ItemKind.OTHER
+        item.kind = ItemKind.OTHER
 
 
-def _using(declaration: Declaration, node: tree_sitter.Node, code: bytes) -> None:
-    declaration.kind = ItemKind.USING
+def _using(item: Item, node: tree_sitter.Node, code: bytes) -> None:
+    item.kind = ItemKind.USING
     if node.type == "namespace_alias_definition":
-        declaration.names = _first_identifier(node.child_by_field_name("name"))
+        item.names = _first_identifier(node.child_by_field_name("name"))
         return
     operator = _OPERATOR.search(code)
     if operator:  # nobody mentions an operator, but this needs one
-        declaration.needed = b"".join(operator.group().split())
+        item.mentions |= {b"".join(operator.group().split())}
     elif b"namespace" not in code:
-        declaration.names = tuple(IDENTIFIER.findall(code))[-1:]
+        item.names = tuple(IDENTIFIER.findall(code))[-1:]
 
 
 def _first_identifier(node: tree_sitter.Node | None) -> tuple[bytes, ...]:
@@ -153,17 +169,17 @@ def _first_identifier(node: tree_sitter.Node | None) -> tuple[bytes, ...]:
     return (match.group(),) if match else ()
 
 
-def _function(declaration: Declaration, node: tree_sitter.Node, code: bytes) -> None:
-    declaration.kind = ItemKind.FUNCTION
-    declaration.functions = int(node.child_by_field_name("body") is not None)
+def _function(item: Item, node: tree_sitter.Node, code: bytes) -> None:
+    item.kind = ItemKind.FUNCTION
+    item.functions = int(node.child_by_field_name("body") is not None)
     declarator = node.child_by_field_name("declarator")
     type_ = node.child_by_field_name("type")
-    _name_function(declaration, declarator, type_.text or b"" if type_ is not None else b"")
+    _name_function(item, declarator, type_.text or b"" if type_ is not None else b"")
     head = code[: code.find(b"{")] if b"{" in code else code
-    declaration.body_required = bool(_CONSTANT.search(head))
+    item.body_required = bool(_CONSTANT.search(head))
 
 
-def _name_function(declaration: Declaration, declarator: tree_sitter.Node | None, type_: bytes = b"") -> None:
+def _name_function(item: Item, declarator: tree_sitter.Node | None, type_: bytes = b"") -> None:
     """Split `ns::Class<T>::method` into name and qualifier; a conversion has no name to call it by.
 
     `type_` is the text before the declarator: of `constexpr C::operator bool()` the parser takes
@@ -172,7 +188,7 @@ def _name_function(declaration: Declaration, declarator: tree_sitter.Node | None
     prefix = type_ + b" " if type_.endswith(b"operator") else b""
     conversion = _CONVERSION.match(prefix + (declarator.text or b"")) if declarator is not None else None
     if conversion:
-        declaration.qualifier = conversion.group(1)
+        item.qualifier = conversion.group(1)
         return
     while declarator is not None and declarator.type not in ("function_declarator", "operator_cast"):
         inner = declarator.child_by_field_name("declarator") or declarator.child_by_field_name("name")
@@ -196,11 +212,11 @@ def _name_function(declaration: Declaration, declarator: tree_sitter.Node | None
     name = b"".join(operator.group().split()) if operator else parts[-1]
     name = name.removeprefix(b'operator""')  # `1.5_km` mentions `_km`
     scope = [part for part in parts[:-1] if part]
-    declaration.function_name = name
+    item.function_name = name
     if scope:
-        declaration.qualifier = scope[-1]
+        item.qualifier = scope[-1]
     elif name:
-        declaration.names = (name,)
+        item.names = (name,)
 
 
 def _class_name(node: tree_sitter.Node | None) -> tuple[bytes, ...]:
@@ -210,18 +226,18 @@ def _class_name(node: tree_sitter.Node | None) -> tuple[bytes, ...]:
     return _first_identifier(node)
 
 
-def _type(declaration: Declaration, node: tree_sitter.Node) -> None:
+def _type(item: Item, node: tree_sitter.Node) -> None:
     body = node.child_by_field_name("body")
-    declaration.kind = ItemKind.TYPE if body is not None else ItemKind.FORWARD
+    item.kind = ItemKind.TYPE if body is not None else ItemKind.FORWARD
     name = node.child_by_field_name("name")
-    declaration.names = _class_name(name)
+    item.names = _class_name(name)
     if name is not None and name.type == "qualified_identifier":
-        declaration.qualifier = b"".join(_first_identifier(name)[:1])
+        item.qualifier = b"".join(_first_identifier(name)[:1])
     # The values of an `enum class` are named behind its name only.
     is_open = node.type == "enum_specifier" and not any(c.type in ("class", "struct") for c in node.children)
     if is_open and body is not None:
         enumerators = (child for child in body.named_children if child.type == "enumerator")
-        declaration.names += tuple(
+        item.names += tuple(
             name for each in enumerators for name in _first_identifier(each.child_by_field_name("name"))
         )
 
@@ -245,20 +261,20 @@ def _declared_names(node: tree_sitter.Node) -> tuple[bytes, ...]:
     return tuple(names)
 
 
-def _declaration(declaration: Declaration, node: tree_sitter.Node, code: bytes) -> None:
+def _declaration(item: Item, node: tree_sitter.Node, code: bytes) -> None:
     body = next((c for c in node.children if c.type in _CLASS_TYPES and c.child_by_field_name("body")), None)
     declarators = node.children_by_field_name("declarator")
     if body is not None:
-        _type(declaration, body)
-        declaration.names += _declared_names(node)
+        _type(item, body)
+        item.names += _declared_names(node)
         return
     if any(_is_function_declarator(declarator) for declarator in declarators):
-        declaration.kind = ItemKind.PROTOTYPE
-        _name_function(declaration, declarators[0])
-        declaration.function_name = b""
+        item.kind = ItemKind.PROTOTYPE
+        _name_function(item, declarators[0])
+        item.function_name = b""
         return
-    declaration.kind = ItemKind.VARIABLE
-    declaration.names = _declared_names(node)
+    item.kind = ItemKind.VARIABLE
+    item.names = _declared_names(node)
 
 
 def _is_function_declarator(node: tree_sitter.Node | None) -> bool:
@@ -271,37 +287,37 @@ def _is_function_declarator(node: tree_sitter.Node | None) -> bool:
     )
 
 
-def _guess(declaration: Declaration, code: bytes) -> None:
+def _guess(item: Item, code: bytes) -> None:
     """Kind and name by shape alone, for what the parser cannot read."""
     trimmed = code.strip()
     if _is_class(code):
-        declaration.kind = ItemKind.TYPE
+        item.kind = ItemKind.TYPE
         head = code[: code.find(b"{")]
         while _TEMPLATE_ARGUMENTS.search(head):
             head = _TEMPLATE_ARGUMENTS.sub(b"", head)
         words = IDENTIFIER.findall(re.split(rb"(?<!:):(?!:)", head)[0])
-        declaration.names = tuple([word for word in words if word not in _NO_NAMES][-1:])
+        item.names = tuple([word for word in words if word not in _NO_NAMES][-1:])
         if trimmed.startswith(b"typedef"):
-            declaration.names += tuple(IDENTIFIER.findall(trimmed, trimmed.rfind(b"}") + 1))
+            item.names += tuple(IDENTIFIER.findall(trimmed, trimmed.rfind(b"}") + 1))
         if words[:1] == [b"enum"]:
-            declaration.names += tuple(_ENUMERATOR.findall(code, len(code.partition(b"{")[0])))
+            item.names += tuple(_ENUMERATOR.findall(code, len(code.partition(b"{")[0])))
     elif re.match(rb"(?:typedef|using)\b", trimmed):
-        declaration.kind = ItemKind.ALIAS
-        declaration.names = tuple(
+        item.kind = ItemKind.ALIAS
+        item.names = tuple(
             IDENTIFIER.findall(code)[1:2] if trimmed.startswith(b"using") else IDENTIFIER.findall(code)[-1:]
         )
     elif _INSTANTIATION.match(code):
-        declaration.kind = ItemKind.OTHER
+        item.kind = ItemKind.OTHER
     elif b"(" in trimmed:
-        declaration.kind = ItemKind.FUNCTION if trimmed.endswith(b"}") else ItemKind.PROTOTYPE
-        declaration.functions = int(declaration.kind == ItemKind.FUNCTION)
-        declaration.body_required = True
+        item.kind = ItemKind.FUNCTION if trimmed.endswith(b"}") else ItemKind.PROTOTYPE
+        item.functions = int(item.kind == ItemKind.FUNCTION)
+        item.body_required = True
         words = IDENTIFIER.findall(trimmed[: trimmed.index(b"(")])
-        declaration.names = tuple(words[-1:])
-        declaration.function_name = words[-1] if words and declaration.kind == ItemKind.FUNCTION else b""
+        item.names = tuple(words[-1:])
+        item.function_name = words[-1] if words and item.kind == ItemKind.FUNCTION else b""
     else:
-        declaration.kind = ItemKind.VARIABLE if trimmed.endswith(b";") else ItemKind.CALL
-        declaration.names = tuple(IDENTIFIER.findall(code)[-1:])
+        item.kind = ItemKind.VARIABLE if trimmed.endswith(b";") else ItemKind.CALL
+        item.names = tuple(IDENTIFIER.findall(code)[-1:])
 
 
-__all__ = ["Declaration", "ItemKind", "read_declaration"]
+__all__ = ["Item", "ItemKind", "read_declaration"]

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import tree_sitter
 
-from cpplm.cpp.declarations import ItemKind, read_declaration
+from cpplm.cpp.declarations import Item, ItemKind, read_declaration
 from cpplm.cpp.doc_comments import PackedPairs, find_doc_pairs
-from cpplm.cpp.lexer import IDENTIFIER, INCLUDE_KEYWORDS, Directive, LexedSource, lex, names_in
+from cpplm.cpp.lexer import IDENTIFIER, INCLUDE_KEYWORDS, LexedSource, lex, names_in
 from cpplm.cpp.macros import MacroTable
 from cpplm.cpp.parser import Grammar, Language, grammar
 from cpplm.cpp.segmenter import segment_file
@@ -31,37 +31,6 @@ _LONG_TABLE = 10_000
 _NO_DATA = re.compile(rb"[(;]")
 # `auto f() ->Name {`: not a member of what is called.
 _TRAILING_TYPE = re.compile(rb"\)[\s\w]*->([A-Za-z_]\w*)\s*[{;<:&*]")
-
-
-@dataclass(slots=True)
-class Item:
-    """One top-level declaration or directive of a unit.
-
-    `text` is exact, with its leading comments; `names` are what it declares for plain lookup;
-    `function_name` is the name of a function and `qualifier` its class when it is defined out of it;
-    `mentions` are all identifiers in it and in the conditions around it but for those behind `.` or `->`,
-    which are `accesses`; `body_required`: users need its body (constexpr, auto).
-    """
-
-    kind: ItemKind
-    text: bytes
-    stack: tuple[Frame, ...]
-    mentions: frozenset[bytes]
-    line: int
-    last_line: int
-    accesses: frozenset[bytes] = frozenset()
-    names: tuple[bytes, ...] = ()
-    qualifier: bytes = b""
-    function_name: bytes = b""
-    body_required: bool = False
-    functions: int = 0
-    spans: PackedSpans = b""  # by offsets in `text`, as are `pairs`, the documented functions
-    pairs: PackedPairs = b""
-    origin: int = 0  # where `text` would begin in the file if its comments stood directly before it
-    directives: tuple[Directive, ...] = ()
-    start: int = 0  # of the code in the file: `text` is the comments before it, then `data[start:end]`
-    end: int = 0
-    leading_start: int = 0  # of the comments before it in the file, or `start`
 
 
 class Syntax(NamedTuple):
@@ -240,18 +209,11 @@ def _code_item(item: Item, code: bytes, plain: bytes, piece: SourceSegment, rule
         item.kind = ItemKind.FORWARD
         return 0
     root = rules.parse(_without_data(plain, code))
-    declaration = read_declaration(root, code)
-    item.kind, item.names, item.function_name, item.qualifier = (
-        declaration.kind,
-        declaration.names,
-        declaration.function_name,
-        declaration.qualifier,
-    )
-    item.body_required = declaration.body_required
-    item.mentions |= {declaration.needed} - {b""}
+    read_declaration(item, root, code)
+    functions = item.functions
     _add_syntax(item, root, rules, piece, plain)
     if item.kind not in (ItemKind.TYPE, ItemKind.OTHER):
-        item.functions = declaration.functions  # one that is a function counts as one, whatever is in it
+        item.functions = functions  # one that is a function counts as one, whatever is in it
     return _error_bytes(root) if root.has_error else 0
 
 
