@@ -282,30 +282,24 @@ def _dead_branches(lexed: LexedSource, spans: list[tuple[int, int, bytes]]) -> l
     """
     dead: list[tuple[int, int, bytes]] = []
     code = bytearray(_fill(lexed.names, spans))
-
-    def visit(group: ConditionalGroup) -> None:
+    for group in inner_first(lexed.groups) if lexed.balanced else []:
         branches = group.branches()
-        never_read = len(branches) == 1 and _is_never_read(group.directives[0])
-        if all(balance(bytes(code[a:b])) == (0, 0) for a, b in branches):
-            return
-        if len(branches) < 2 and not never_read:
-            return
-        slices = [bytes(code[a:b]) for a, b in branches]
-        written = [number for number, part in enumerate(slices) if part.strip()]
-        if never_read:
-            written = [-1]
-        elif all(SCOPE_ONLY.match(part) for part in slices) or (
-            len(written) == 1 and CLOSE_ONLY.match(slices[written[0]])
+        parts = [bytes(code[start:end]) for start, end in branches]
+        written = [number for number, part in enumerate(parts) if part.strip()]
+        if all(balance(part) == (0, 0) for part in parts):
+            continue
+        if len(parts) == 1:
+            keep = -1 if _is_never_read(group.directives[0]) else 0
+        elif all(SCOPE_ONLY.match(part) for part in parts) or (
+            len(written) == 1 and CLOSE_ONLY.match(parts[written[0]])
         ):
-            return
-        keep = group.live_branch() if group.live_branch() in written else written[0]
+            continue
+        else:
+            keep = group.live_branch() if group.live_branch() in written else written[0]
         for number, (start, end) in enumerate(branches):
             if number != keep and end > start:
                 dead.append((start, end, b" " if lexed.names[start : start + 1] != b"\n" else b"\n"))
                 code[start:end] = blank(bytes(code[start:end]))
-
-    for group in inner_first(lexed.groups) if lexed.balanced else []:
-        visit(group)
     return dead
 
 
