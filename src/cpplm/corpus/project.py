@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cpplm.core.workers import batched_by_size
-from cpplm.corpus.clang.semantics import SemanticCounts, SemanticPlan, UnitParser
+from cpplm.corpus.clang.semantics import Outcomes, SemanticPlan, UnitParser, semantic_figures
 from cpplm.corpus.compile.compiler import main_source
 from cpplm.corpus.compile.labels import CompileLabeler, LabelCounts
 from cpplm.corpus.document import Document
@@ -136,7 +136,7 @@ class _BatchResult:
     rows: list[dict[str, Any]]
     functions: int
     size: int
-    semantic: SemanticCounts | None = None
+    semantic: Outcomes
 
 
 def _build_batch(job: tuple[ProjectContext, list[Unit], BuildPlan]) -> _BatchResult:
@@ -151,9 +151,9 @@ def _build_units(context: ProjectContext, units: Sequence[Unit], plan: BuildPlan
     index, shortener, parser = _tools(context)
     options = SliceOptions(plan.budget, _measure(plan), plan.mode, plan.cross_file_depth)
     if parser is not None:
-        parser.counts = SemanticCounts()
+        parser.outcomes = {}
     built = [build_unit(unit, index, shortener, options, parser) for unit in units]
-    semantic = parser.counts if parser is not None else None
+    semantic = parser.outcomes if parser is not None else {}
     for shorter in _shorter_options(options):
         for number in _repetitive_units(units, built, plan.max_repeat):
             built[number] = build_unit(units[number], index, shortener, shorter, parser)
@@ -257,7 +257,7 @@ def build_project(
     if plan.labels is not None:
         figures["labels"] = tally.labels.to_dict()
     if project.semantic is not None:
-        figures["semantic"] = tally.semantic.figures() | project.semantic.figures()
+        figures["semantic"] = semantic_figures(tally.semantic) | project.semantic.figures()
 
 
 def _scan_files(project: DiscoveredProject, run: Mapper[Any, Any]) -> tuple[dict[str, Scan], SkipCounts]:
@@ -303,7 +303,7 @@ class _ProjectCounts:
     kinds: Counter[str] = field(default_factory=Counter)
     lines: RepeatedLines = field(default_factory=RepeatedLines)
     labels: LabelCounts = field(default_factory=LabelCounts)
-    semantic: SemanticCounts = field(default_factory=SemanticCounts)
+    semantic: Outcomes = field(default_factory=dict)
     _seen: set[str] = field(default_factory=set)
 
     def fresh_rows(self, built: _BatchResult) -> list[dict[str, Any]]:
@@ -321,6 +321,5 @@ class _ProjectCounts:
             self.lines.add(row["text"])
             self.labels.add(row)
         self.functions += built.functions
-        if built.semantic is not None:
-            self.semantic.merge(built.semantic)
+        self.semantic |= built.semantic
         return fresh

@@ -49,9 +49,8 @@ def texts(folder: Path, files: dict[str, str]) -> tuple[dict[str, str], dict[str
     shortener = Shortener(index.macros)
     found = {unit.name: build_unit(unit, index, shortener, options, parser) for unit in units}
     parser.close()
-    return {name: "".join(each.text for each in documents) for name, documents in found.items()}, vars(
-        parser.counts
-    )
+    contents = {name: "".join(each.text for each in documents) for name, documents in found.items()}
+    return contents, semantics.semantic_figures(parser.outcomes)
 
 
 def test_overloads_operators_and_conversions_are_told_apart(tmp_path):
@@ -64,7 +63,7 @@ def test_overloads_operators_and_conversions_are_told_apart(tmp_path):
     assert meaning(found, "a.cpp", 6, "f") == {"a.cpp:5"}
     assert meaning(found, "a.cpp", 6, "operator+") == {"a.cpp:3"}
     assert meaning(found, "a.cpp", 6, "operator bool") == {"a.cpp:1"}
-    assert vars(parser.counts)["parsed"] == 1
+    assert parser.outcomes == {"a.cpp": ("", "")}
 
 
 def test_all_declarations_of_a_thing_are_its_places_and_of_a_template_those_of_the_template(tmp_path):
@@ -119,7 +118,7 @@ def test_flags_of_the_database_decide_on_branches(tmp_path):
     entries = [{"directory": str(tmp_path), "file": "b.cpp", "arguments": arguments}]
     found, counts = texts(tmp_path, {**files, "compile_commands.json": json.dumps(entries)})
     assert "void a(int)" in found["b.cpp"] and "void a(char)" not in found["b.cpp"]
-    assert not counts["partly"]
+    assert not counts["incomplete"]
 
 
 def test_an_error_is_named_and_the_rest_is_used(tmp_path):
@@ -131,8 +130,7 @@ def test_an_error_is_named_and_the_rest_is_used(tmp_path):
     found = parser("b.cpp", ())
     parser.close()
     assert meaning(found, "b.cpp", 3, "f") == {"a.h:2"}
-    assert parser.counts.partly == ["b.cpp: b.cpp:1: 'missing.h' file not found"]
-    assert parser.counts.figures()["incomplete"]["parsed with errors"]["files"] == 1
+    assert parser.outcomes == {"b.cpp": ("parsed with errors", "b.cpp:1: 'missing.h' file not found")}
     text = texts(tmp_path, {})[0]["b.cpp"]
     assert "void f(int);" in text and "void f(double);" in text
 
@@ -153,7 +151,7 @@ def test_a_unit_that_takes_too_much_costs_itself_only(tmp_path, monkeypatch, sec
     monkeypatch.setattr(process, "CPU_SECONDS", seconds)
     monkeypatch.setattr(process, "MEMORY_BYTES", memory)
     found, counts = texts(tmp_path, {"a.cpp": "int f();\n", "bomb.cpp": BOMB, "z.cpp": "int g();\n"})
-    assert counts["failed"] == [f"bomb.cpp: {reason}"]
+    assert counts["incomplete"]["not parsed"]["examples"] == [f"bomb.cpp: {reason}"]
     assert counts["parsed"] == 2
     assert "static_assert" in found["bomb.cpp"]  # by names
 
@@ -166,7 +164,7 @@ def test_a_crash_costs_the_unit_only_and_another_process_goes_on(tmp_path):
     worker.send_signal(signal.SIGSEGV)
     assert parser("a.cpp", ()) is not None
     parser.close()
-    assert parser.counts.failed == []
+    assert parser.outcomes == {"a.cpp": ("", "")}
 
 
 def test_a_process_that_always_crashes_is_counted(tmp_path, monkeypatch):
@@ -178,9 +176,7 @@ def test_a_process_that_always_crashes_is_counted(tmp_path, monkeypatch):
     assert parser("a.cpp", ()) is None
     monkeypatch.undo()
     parser.close()
-    assert parser.counts.figures()["incomplete"]["not parsed"]["examples"] == [
-        "a.cpp: libclang crashed (signal 11)"
-    ]
+    assert parser.outcomes == {"a.cpp": ("not parsed", "libclang crashed (signal 11)")}
 
 
 @pytest.mark.skipif(bool(backend_status("landlock").problem), reason="needs Landlock")
@@ -190,8 +186,8 @@ def test_files_outside_the_project_cannot_be_read(tmp_path):
     parser = parser_of(tmp_path / "project", {"a.cpp": f'#include "{secret}"\nint x;\n'})
     parser("a.cpp", ())
     parser.close()
-    assert "Permission denied" in parser.counts.partly[0]
-    assert "password" not in str(parser.counts.partly)
+    assert "Permission denied" in parser.outcomes["a.cpp"][1]
+    assert "password" not in str(parser.outcomes)
 
 
 def test_missing_libclang_or_headers_are_errors_with_their_mending(tmp_path, monkeypatch):

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,9 @@ from cpplm.corpus.ingest.walk import SkipCounts
 from cpplm.corpus.settings import CorpusSettings
 from cpplm.corpus.slicing.references import UnitReferences
 from cpplm.sandbox.backends import toolchain_paths
+
+# Of files of units: what went wrong, "" for nothing, and the first error.
+Outcomes = dict[str, tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ def _checked_headers() -> str:
 
 
 class UnitParser:
-    """Parses the units of one project with libclang, and counts how that went."""
+    """Parses the units of one project with libclang, and remembers how that went."""
 
     def __init__(self, plan: SemanticPlan, files: Sequence[SourceFile]) -> None:
         """Nothing is started yet."""
@@ -123,7 +126,7 @@ class UnitParser:
         self._files = {file.name: file for file in files}
         self._names = {str(file.path.resolve()): file.name for file in files}
         self._last: tuple[tuple[str, tuple[bytes, ...]], UnitReferences | None] | None = None
-        self.counts = SemanticCounts()
+        self.outcomes: Outcomes = {}
 
     def __call__(self, name: str, defined: Sequence[bytes]) -> UnitReferences | None:
         """The references that the compiler finds in a file; None where it fails.
@@ -142,7 +145,8 @@ class UnitParser:
         macros = [f"-D{macro.decode()}" for macro in defined] if self._is_guess else []
         flags = [*self._guessed.include_folders(file), *macros]
         answer = self._process.parse(str(file.path.resolve()), self._guessed.language(file), flags)
-        self.counts.add(name, answer)
+        reason = "not parsed" if "failed" in answer else "parsed with errors" if answer["error"] else ""
+        self.outcomes.setdefault(name, (reason, answer.get("failed") or answer.get("error") or ""))
         if "failed" in answer:
             return None
         return UnitReferences.from_answer(answer, [self._names.get(path, "") for path in answer["paths"]])
@@ -152,37 +156,10 @@ class UnitParser:
         self._process.close()
 
 
-@dataclass
-class SemanticCounts:
-    """Files of units that were understood, and those that were not or not wholly, with their first errors."""
-
-    parsed: int = 0
-    partly: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
-    _seen: set[str] = field(default_factory=set)
-
-    def add(self, name: str, answer: Mapping[str, Any]) -> None:
-        """Count one answer of a libclang process, once for each file."""
-        if name in self._seen:
-            return
-        self._seen.add(name)
-        if "failed" in answer:
-            self.failed.append(f"{name}: {answer['failed']}")
-        elif answer["error"]:
-            self.partly.append(f"{name}: {answer['error']}")
-        else:
-            self.parsed += 1
-
-    def merge(self, other: SemanticCounts) -> None:
-        """Add those of other units."""
-        self.parsed += other.parsed
-        self.partly += other.partly
-        self.failed += other.failed
-
-    def figures(self) -> dict[str, Any]:
-        """For the manifest."""
-        skips = SkipCounts()
-        for reason, units in (("parsed with errors", self.partly), ("not parsed", self.failed)):
-            for unit in units:
-                skips.add(reason, unit)
-        return {"parsed": self.parsed, "incomplete": skips.to_dict()}
+def semantic_figures(outcomes: Outcomes) -> dict[str, Any]:
+    """For the manifest: files that were understood, and those that were not or not wholly."""
+    skips = SkipCounts()
+    for name, (reason, error) in outcomes.items():
+        if reason:
+            skips.add(reason, f"{name}: {error}")
+    return {"parsed": sum(not reason for reason, _ in outcomes.values()), "incomplete": skips.to_dict()}
