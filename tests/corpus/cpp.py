@@ -44,10 +44,10 @@ def index_of(
     """The units of a project, and its index; text of the unquotable files may not be borrowed."""
     project = Project("p", (folder,), has_paths=closed)
     found, skips = find_files(project)
-    files = tuple(
+    files = [
         replace(file, makes_documents=False, may_be_borrowed=False) if file.name in unquotable else file
         for file in found
-    )
+    ]
     scans = {file.name: scan(file) for file in files}
     discovered = DiscoveredProject(project, files, skips, defaults=build_defaults(project.roots))
     index = unread_index(discovered, scans)
@@ -92,8 +92,7 @@ def one_document(folder: Path, files: Mapping[str, str | bytes], of: str = "", *
 
 def rows_of(project: Project, plan: BuildPlan) -> list[dict[str, Any]]:
     """The rows of a project, built in this process."""
-    files, skips = find_files(project)
-    found = DiscoveredProject(project, tuple(files), skips)
+    found = DiscoveredProject(project, *find_files(project))
     return [row for rows, _ in build_project(found, plan, map, {}) for row in rows]
 
 

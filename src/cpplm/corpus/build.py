@@ -37,7 +37,7 @@ from cpplm.corpus import datatrove_executor
 from cpplm.corpus.clang.semantics import plan_semantics
 from cpplm.corpus.compile.labels import CompileLabeler, plan_labeler
 from cpplm.corpus.ingest import jsonl
-from cpplm.corpus.ingest.curation import CurationRules, ScannedProject, curate
+from cpplm.corpus.ingest.curation import CurationRules, curate
 from cpplm.corpus.ingest.decontamination import load_problems
 from cpplm.corpus.ingest.discovery import FileRules, Project, find_files, find_projects
 from cpplm.corpus.ingest.fingerprints import (
@@ -192,34 +192,28 @@ def discover(
         settings.near_duplicates,
         redact=not settings.keep_personal_data,
     )
-    scanned = [
-        ScannedProject(project, *find_files(project, record_rules if project in unpacked else rules))
+    discovered = [
+        DiscoveredProject(
+            project,
+            *find_files(project, record_rules if project in unpacked else rules),
+            semantic=plans[project.name],
+            defaults=build_defaults(project.roots),
+        )
         for project in projects
     ]
-    for item in scanned:
+    for item in discovered:
         if not any(file.makes_documents for file in item.files) and item.project not in unpacked:
             _refuse_empty(item)
-    new = [item for item in scanned if item.project.name not in finished]
+    new = [item for item in discovered if item.project.name not in finished]
     if settings.worker_count > 1 and sum(file.size for item in new for file in item.files) > _MUCH_SOURCE:
         with worker_pool(settings.worker_count) as pool:
             files = curate(new, curation, known=known_files, run=pool.map)
     else:
         files = curate(new, curation, known=known_files)
-    discovered = [
-        DiscoveredProject(
-            item.project,
-            tuple(item.files),
-            item.skips,
-            item.redactions,
-            plans[item.project.name],
-            build_defaults(item.project.roots),
-        )
-        for item in scanned
-    ]
     return discovered, files
 
 
-def _refuse_empty(item: ScannedProject) -> NoReturn:
+def _refuse_empty(item: DiscoveredProject) -> NoReturn:
     left_out = str(item.skips)
     raise UserError(
         f"project {item.project.name} ({item.project.roots[0]}) has no C or C++ files to learn from"

@@ -19,7 +19,8 @@ from cpplm.corpus.clang.semantics import Outcomes, SemanticPlan, UnitParser, sem
 from cpplm.corpus.compile.compiler import main_source
 from cpplm.corpus.compile.labels import CompileLabeler, LabelCounts
 from cpplm.corpus.document import Document
-from cpplm.corpus.ingest.discovery import Project, SourceFile, content_digest, is_utf8
+from cpplm.corpus.ingest.curation import ScannedProject
+from cpplm.corpus.ingest.discovery import SourceFile, content_digest, is_utf8
 from cpplm.corpus.ingest.licenses import combine
 from cpplm.corpus.ingest.walk import SkipCounts
 from cpplm.corpus.repeated_lines import RepeatedLines
@@ -61,14 +62,10 @@ class BuildPlan:
         return _COMPILING if self.labels else 1
 
 
-@dataclass(frozen=True)
-class DiscoveredProject:
-    """A project whose files were found and hashed."""
+@dataclass
+class DiscoveredProject(ScannedProject):
+    """A project whose files were found and hashed, and how its names are resolved."""
 
-    project: Project
-    files: tuple[SourceFile, ...]
-    skips: SkipCounts
-    redactions: SkipCounts = field(default_factory=SkipCounts)
     semantic: SemanticPlan | None = None
     defaults: BuildDefaults = field(default_factory=BuildDefaults)  # of its build
 

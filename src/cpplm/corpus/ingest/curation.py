@@ -84,7 +84,7 @@ class _Candidate:
 
 
 def curate(
-    projects: list[ScannedProject], rules: CurationRules, *, known: Sequence[KnownFile] = (), run: Run = map
+    projects: Sequence[ScannedProject], rules: CurationRules, known: Sequence[KnownFile] = (), run: Run = map
 ) -> list[KnownFile]:
     """Decide on every file of the projects, in place; returns those that make documents.
 
@@ -108,7 +108,7 @@ def curate(
     return [KnownFile(each.project.project.name, each.file.name, each.fingerprint) for each in stay]
 
 
-def _scan_files(projects: list[ScannedProject], rules: CurationRules, run: Run) -> Iterator[_ScannedFile]:
+def _scan_files(projects: Sequence[ScannedProject], rules: CurationRules, run: Run) -> Iterator[_ScannedFile]:
     files = (file for project in projects for file in project.files)
     jobs = [(batch, rules) for batch in batched_by_size(files, lambda file: file.size, _BATCH_BYTES)]
     for results in run(_scan_batch, jobs):
