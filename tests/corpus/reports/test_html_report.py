@@ -66,12 +66,12 @@ def test_the_page_shows_the_figures_and_stands_alone(tmp_path, tokenizer_path):
     assert not any(
         name.startswith("on") or name in ("src", "href") for _, given in page.tags for name in given
     )
-    data = measure(ShardReader(tmp_path / "out"))
+    kinds, lengths, _ = measure(ShardReader(tmp_path / "out"))
     documents_total = sum(entry["documents"] for entry in manifest["projects"].values())
-    for sums in (data.kinds, data.lengths):
-        assert sum(each.documents for each in sums.values()) == documents_total
+    for sums in (kinds, lengths):
+        assert sum(each["documents"] for each in sums.values()) == documents_total
     table = ShardReader(tmp_path / "out").table(ShardReader(tmp_path / "out").shards("train")[0])
-    assert sum(kind.tokens for kind in data.kinds.values()) > sum(table["num_tokens"].to_pylist())
+    assert sum(kind["tokens"] for kind in kinds.values()) > sum(table["num_tokens"].to_pylist())
     for document in documents:
         alone = Tags(document_html(document))
         shown, _, sources = alone.text.partition("borrowed lines")

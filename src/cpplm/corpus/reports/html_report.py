@@ -7,9 +7,8 @@ strangers: the template escapes everything.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,28 +33,8 @@ _SHOWN_PROVENANCE = 400
 _NOT_PROVENANCE = frozenset({"text", "kind", "project", "split", SPANS_COLUMN, DOCSTRINGS_COLUMN})
 
 
-@dataclass
-class Sums:
-    """Totals of some documents; `tokens` is 0 where they were not counted."""
-
-    documents: int = 0
-    size: int = 0
-    tokens: int = 0
-
-    def add(self, size: int, tokens: int) -> None:
-        """Count one document more."""
-        self.documents += 1
-        self.size += size
-        self.tokens += max(0, tokens)
-
-
-@dataclass(frozen=True)
-class Measurements:
-    """Sums by kind, and by the length in doublings (2 to the power of the key); splits of each project."""
-
-    kinds: dict[str, Sums]
-    lengths: dict[int, Sums]
-    splits: dict[str, set[str]]
+# The number of some documents, their size in bytes, and their tokens: 0 where these were not counted.
+Sums = Counter[str]
 
 
 def write_page(reader: ShardReader, documents: list[dict[str, Any]], path: Path) -> None:
@@ -66,7 +45,7 @@ def write_page(reader: ShardReader, documents: list[dict[str, Any]], path: Path)
     """
     filters: dict[str, Callable[..., str]] = {"bytes": format_bytes, "held_out": describe_overlap}
     totals = corpus_totals(reader.manifest)
-    sums = measure(reader)
+    kinds, lengths, splits = measure(reader)
     projects = sorted(
         reader.manifest["projects"].items(), key=lambda item: (-item[1]["source_bytes"], item[0])
     )
@@ -79,40 +58,40 @@ def write_page(reader: ShardReader, documents: list[dict[str, Any]], path: Path)
         made=time.strftime("%Y-%m-%d %H:%M"),
         manifest=reader.manifest,
         totals=totals,
-        tiles=_tiles(totals, sums.kinds),
-        kinds=dict(sorted(sums.kinds.items(), key=lambda item: -item[1].size)),
-        lengths=sorted(sums.lengths.items()),
-        counted=any(kind.tokens for kind in sums.kinds.values()),
+        tiles=_tiles(totals, kinds),
+        kinds=dict(sorted(kinds.items(), key=lambda item: -item[1]["size"])),
+        lengths=sorted(lengths.items()),
+        counted=any(kind["tokens"] for kind in kinds.values()),
         results=filter_results(reader.manifest, _SHOWN_EXAMPLES),
-        projects=[(name, entry, sorted(sums.splits[name])) for name, entry in projects[:_SHOWN_PROJECTS]],
+        projects=[(name, entry, sorted(splits[name])) for name, entry in projects[:_SHOWN_PROJECTS]],
         documents=[_document_view(document) for document in documents],
     )
     path = path.expanduser()
     Storage(path.parent, create=True).write(path.name, html.encode("utf-8", "replace"))
 
 
-def measure(reader: ShardReader) -> Measurements:
-    """Read what the manifest does not say."""
-    sums = Measurements(defaultdict(Sums), defaultdict(Sums), defaultdict(set))
+def measure(reader: ShardReader) -> tuple[dict[str, Sums], dict[int, Sums], dict[str, set[str]]]:
+    """Sums by kind, and by the length in doublings (2 to the power of the key); splits of each project."""
+    kinds, lengths, splits = defaultdict(Sums), defaultdict(Sums), defaultdict(set)
     shards = [shard for split in SPLITS for shard in reader.shards(split)]
     with progress_bar(len(shards), "page", "shard") as bar:
         for shard in shards:
             table = reader.table(shard, ["text", "project", "kind", "num_tokens"])
             for project in pc.unique(table["project"]).to_pylist():
-                sums.splits[project].add(shard.split)
+                splits[project].add(shard.split)
             sizes = pc.binary_length(table["text"]).to_pylist()
             columns = (table["kind"].to_pylist(), sizes, table["num_tokens"].to_pylist())
             for kind, size, tokens in zip(*columns, strict=True):
                 length = size if tokens < 0 else tokens
-                for each in (sums.kinds[kind], sums.lengths[max(1, length).bit_length() - 1]):
-                    each.add(size, tokens)
+                for each in (kinds[kind], lengths[max(1, length).bit_length() - 1]):
+                    each.update(documents=1, size=size, tokens=max(0, tokens))
             bar.update(1)
-    return sums
+    return kinds, lengths, splits
 
 
 def _tiles(totals: dict[str, Any], kinds: dict[str, Sums]) -> list[tuple[str, str, str]]:
     """Headline figures as (name, value, remark)."""
-    tokens = sum(kind.tokens for kind in kinds.values())
+    tokens = sum(kind["tokens"] for kind in kinds.values())
     source, text = totals["source_bytes"], totals["text_bytes"]
     tiles = [
         ("projects", f"{totals['projects']:,}", f"held out by {totals['split_by']}"),
