@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from cpplm.core.workers import batched_by_size
 from cpplm.corpus.clang.semantics import Outcomes, SemanticPlan, UnitParser, semantic_figures
 from cpplm.corpus.compile.compiler import main_source
-from cpplm.corpus.compile.labels import CompileLabeler, LabelCounts
+from cpplm.corpus.compile.labels import CompileLabeler
 from cpplm.corpus.document import Document
 from cpplm.corpus.ingest.curation import ScannedProject
 from cpplm.corpus.ingest.discovery import SourceFile, content_digest, is_utf8
@@ -241,7 +241,7 @@ def build_project(
         files=len(own),
         source_bytes=project.size,
         units=len(units),
-        documents=tally.documents,
+        documents=tally.kinds.total(),
         text_bytes=tally.text_bytes,
         shared_bytes=round(tally.text_bytes * shared / counted) if counted else 0,
         functions=tally.functions,
@@ -252,7 +252,10 @@ def build_project(
         converted=converted.to_dict(),
     )
     if plan.labels is not None:
-        figures["labels"] = tally.labels.to_dict()
+        figures["labels"] = {
+            "compile": dict(sorted(tally.compiling.items())),
+            "reasons": dict(sorted(tally.reasons.items(), key=lambda item: (-item[1], item[0]))),
+        }
     if project.semantic is not None:
         figures["semantic"] = semantic_figures(tally.semantic) | project.semantic.figures()
 
@@ -293,13 +296,13 @@ def unread_index(project: DiscoveredProject, scans: dict[str, Scan]) -> ProjectI
 class _ProjectCounts:
     """Counts the rows of a project as they come."""
 
-    documents: int = 0
     duplicates: int = 0
     text_bytes: int = 0
     functions: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
     lines: RepeatedLines = field(default_factory=RepeatedLines)
-    labels: LabelCounts = field(default_factory=LabelCounts)
+    compiling: Counter[str] = field(default_factory=Counter)  # by kind
+    reasons: Counter[str] = field(default_factory=Counter)  # why others do not
     semantic: Outcomes = field(default_factory=dict)
     _seen: set[str] = field(default_factory=set)
 
@@ -313,10 +316,12 @@ class _ProjectCounts:
             self._seen.add(row["id"])
             fresh.append(row)
             self.kinds[row["kind"]] += 1
-            self.documents += 1
             self.text_bytes += len(row["text"].encode())
             self.lines.add(row["text"])
-            self.labels.add(row)
+            if row.get("compiles"):
+                self.compiling[row["kind"]] += 1
+            elif "compiles" in row:
+                self.reasons[row["first_error"]] += 1
         self.functions += built.functions
         self.semantic |= built.semantic
         return fresh

@@ -6,11 +6,9 @@ takes the compiler longer than its limits (`COMPILE_LIMITS`) does not compile.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cpplm.core.errors import UserError
 from cpplm.corpus.compile.compiler import CompileResult, compile_document, require_standards
@@ -59,25 +57,3 @@ def plan_labeler(settings: CorpusSettings) -> CompileLabeler | None:
     compiler = require_standards(sandbox)
     check_mounts(sandbox, headers)
     return CompileLabeler(sandbox.backend, compiler, headers)
-
-
-@dataclass
-class LabelCounts:
-    """Labels of one project, counted."""
-
-    compile: Counter[str] = field(default_factory=Counter)
-    reasons: Counter[str] = field(default_factory=Counter)
-
-    def add(self, row: dict[str, Any]) -> None:
-        """Count one row of the corpus; one without a label does not count."""
-        if row.get("compiles"):
-            self.compile[row["kind"]] += 1
-        elif "compiles" in row:
-            self.reasons[row["first_error"]] += 1
-
-    def to_dict(self) -> dict[str, dict[str, int]]:
-        """For the manifest: how many documents of each kind compile; why the others do not."""
-        return {
-            "compile": dict(sorted(self.compile.items())),
-            "reasons": dict(sorted(self.reasons.items(), key=lambda item: (-item[1], item[0]))),
-        }
