@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pyarrow as pa
 
@@ -119,7 +119,6 @@ class _PreparedBuild:
     """The projects that are not in the corpus yet, the corpus that they are added to, the files of both."""
 
     identity: dict[str, Any]
-    found: list[DiscoveredProject]
     jobs: list[ProjectJob]
     earlier: ShardReader | None
     files: list[KnownFile]
@@ -157,7 +156,7 @@ def _prepare(
         settings.max_repeat,
     )
     jobs = make_jobs(storage.location, projects, plan, identity)
-    return _PreparedBuild(identity, projects, jobs, earlier, known_files + files)
+    return _PreparedBuild(identity, jobs, earlier, known_files + files)
 
 
 def discover(
@@ -203,7 +202,12 @@ def discover(
     ]
     for item in discovered:
         if not any(file.makes_documents for file in item.files) and item.project not in unpacked:
-            _refuse_empty(item)
+            left_out = f" (left out: {item.skips})" if str(item.skips) else ""
+            raise UserError(
+                f"project {item.project.name} ({item.project.roots[0]}) has no C or C++ files to learn from"
+                f"{left_out}",
+                fix="Check the path, or leave this project out.",
+            )
     new = [item for item in discovered if item.project.name not in finished]
     if settings.worker_count > 1 and sum(file.size for item in new for file in item.files) > _MUCH_SOURCE:
         with worker_pool(settings.worker_count) as pool:
@@ -211,15 +215,6 @@ def discover(
     else:
         files = curate(new, curation, known=known_files)
     return discovered, files
-
-
-def _refuse_empty(item: DiscoveredProject) -> NoReturn:
-    left_out = str(item.skips)
-    raise UserError(
-        f"project {item.project.name} ({item.project.roots[0]}) has no C or C++ files to learn from"
-        + (f" (left out: {left_out})" if left_out else ""),
-        fix="Check the path, or leave this project out.",
-    )
 
 
 def _compare(
@@ -292,7 +287,7 @@ def _write_corpus(
         shards,
         identity=work.identity,
         sources=old_manifest.get("sources", {})
-        | {item.project.name: _source_digest(item) for item in work.found},
+        | {job.item.project.name: _source_digest(job.item) for job in work.jobs},
         projects=old_manifest.get("projects", {})
         | {name: record["figures"] for name, record in records_by_project.items()},
         records=old_manifest.get("records", []) + records,
