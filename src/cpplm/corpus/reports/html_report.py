@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from cpplm import __version__
 from cpplm.core.html_page import render
 from cpplm.core.progress import progress_bar
-from cpplm.core.shards import SPLITS, ShardReader
+from cpplm.core.shards import SPLITS, ShardReader, Split
 from cpplm.core.spans import DOCSTRINGS_COLUMN, SPANS_COLUMN
 from cpplm.core.storage import Storage
 from cpplm.core.text import format_bytes, short_number
@@ -70,9 +70,11 @@ def write_page(reader: ShardReader, documents: list[dict[str, Any]], path: Path)
     Storage(path.parent, create=True).write(path.name, html.encode("utf-8", "replace"))
 
 
-def measure(reader: ShardReader) -> tuple[dict[str, Sums], dict[int, Sums], dict[str, set[str]]]:
+def measure(reader: ShardReader) -> tuple[dict[str, Sums], dict[int, Sums], dict[str, set[Split]]]:
     """Sums by kind, and by the length in doublings (2 to the power of the key); splits of each project."""
-    kinds, lengths, splits = defaultdict(Sums), defaultdict(Sums), defaultdict(set)
+    kinds: dict[str, Sums] = defaultdict(Sums)
+    lengths: dict[int, Sums] = defaultdict(Sums)
+    splits: dict[str, set[Split]] = defaultdict(set)
     shards = [shard for split in SPLITS for shard in reader.shards(split)]
     with progress_bar(len(shards), "page", "shard") as bar:
         for shard in shards:
