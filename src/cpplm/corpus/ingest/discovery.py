@@ -296,29 +296,23 @@ def is_template(name: str) -> bool:
 
 def read_raw(path: Path, root: Path, name: str, max_bytes: int, skips: SkipCounts) -> bytes | None:
     """The raw bytes of a file that is source; None, counted, otherwise."""
+    data, size = b"", 0
     try:
         if path.is_symlink():
-            target = path.resolve(strict=True)
-            skips.add(
-                "link inside the project" if root in target.parents else "link that leaves the project", name
-            )
-            return None
-        if not path.is_file():
-            skips.add("not a plain file", name)
-            return None
-        size = path.stat().st_size
-        if size > max_bytes:
-            skips.add(f"larger than {max_bytes:,} bytes", name, size)
-            return None
-        data = path.read_bytes()
+            inside = root in path.resolve(strict=True).parents
+            reason = "link inside the project" if inside else "link that leaves the project"
+        elif not path.is_file():
+            reason = "not a plain file"
+        elif path.stat().st_size > max_bytes:
+            reason, size = f"larger than {max_bytes:,} bytes", path.stat().st_size
+        else:
+            data = path.read_bytes()
+            reason, size = _no_source(data), len(data)
     except (OSError, RuntimeError):  # RuntimeError: a loop of links
-        skips.add("unreadable", name)
-        return None
-    reason = _no_source(data)
+        reason = "unreadable"
     if reason:
-        skips.add(reason, name, len(data))
-        return None
-    return data
+        skips.add(reason, name, size)
+    return None if reason else data
 
 
 def _no_source(data: bytes) -> str:
