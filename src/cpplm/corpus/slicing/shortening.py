@@ -177,7 +177,10 @@ class Shortener:
         key = (id(item), bare, outline.member_names & wanted)
         found = self._wanted.get(key)
         if found is None:
-            gone = self._unused_members(outline, wanted)
+            names, gone = outline.names, outline.members
+            while kept := [each for each in gone if each.name in wanted or each.name in names]:
+                gone = tuple(each for each in gone if each.name not in wanted and each.name not in names)
+                names = names.union(*(each.names for each in kept))
             spans = [(member.start, member.end) for member in gone]
             text = _tidy(_without(outline.text, spans)) if spans else outline.text
             if (id(item), text) not in self._skeletons:
@@ -185,14 +188,6 @@ class Shortener:
                 self._bytes += len(text)
             found = self._wanted[key] = (self._skeletons[id(item), text][1], gone)
         return found
-
-    @staticmethod
-    def _unused_members(outline: _Outline, wanted: Set[bytes]) -> tuple[_Member, ...]:
-        names, gone = outline.names, outline.members
-        while kept := [member for member in gone if member.name in wanted or member.name in names]:
-            gone = tuple(member for member in gone if member.name not in wanted and member.name not in names)
-            names = names.union(*(member.names for member in kept))
-        return gone
 
     def _outline(self, item: Item, *, bare: bool = False) -> _Outline:
         known = self._outlines.get((id(item), bare))
