@@ -121,7 +121,7 @@ _LIBRARY_NAMES = """
 zlib expat sqlite3 png jpeglib bzlib lzma curl ncurses curses SDL Python lua lauxlib lualib mpi ft2build tiff
 tiffio windows Windows winsock2 jni
 """
-_LIBRARY_HEADERS = frozenset(f"{name}.h" for name in _LIBRARY_NAMES.split())
+_PUBLIC_HEADERS = SYSTEM_HEADERS.union(f"{name}.h" for name in _LIBRARY_NAMES.split())
 # What programs make of other files has declarations that the code needs: Qt's, protobuf's, bison's.
 _GENERATED_CODE = re.compile(
     r"ui_\w+\.h|moc_\w+\.cpp|\w+\.moc|.*\.pb\.h|\w+_generated\.h|.*\.tab\.h(?:h|pp)?"
@@ -152,17 +152,13 @@ def is_build_written(argument: str, folders: frozenset[str]) -> bool:
     return (
         base == "config.h"
         or export_macros(base) != ()
-        or (argument[0] == '"' and base not in SYSTEM_HEADERS and not _is_of_library(base))
+        or (argument[0] == '"' and base not in _PUBLIC_HEADERS and not base.startswith("SDL_"))
     )
 
 
 def is_generated_code(base: str) -> bool:
     """True for a header that a program makes of another file, by its name."""
     return _GENERATED_CODE.fullmatch(base) is not None
-
-
-def _is_of_library(base: str) -> bool:
-    return base in _LIBRARY_HEADERS or base.startswith("SDL_")
 
 
 def include_folders(names: Iterable[str]) -> frozenset[str]:
