@@ -56,11 +56,7 @@ class FileItems:
 
 
 def read_items(
-    data: bytes,
-    table: MacroTable,
-    *,
-    language: Language = "c++",
-    defines_std: bool = False,
+    data: bytes, table: MacroTable, *, language: Language = "c++", defines_std: bool = False
 ) -> FileItems:
     """Take one file (LF line ends) apart.
 

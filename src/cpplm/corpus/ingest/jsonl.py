@@ -79,11 +79,7 @@ def unpack(files: tuple[Path, ...], folder: Path) -> tuple[list[Project], list[d
         except BaseException:
             shutil.rmtree(folder / key, ignore_errors=True)
             raise
-        done = {
-            "projects": unpacker.projects,
-            "with_paths": sorted(unpacker.with_paths),
-            "files": reports,
-        }
+        done = {"projects": unpacker.projects, "with_paths": sorted(unpacker.with_paths), "files": reports}
         storage.write_json(f"{key}.json", done)
     done = storage.read_json(f"{key}.json")
     projects = [

@@ -58,10 +58,7 @@ _FAMILIES: tuple[tuple[tuple[str, str], ...], ...] = (
     ((r"boost software license", "BSL-1.0"),),
     (
         (r"permission is hereby granted free of charge to any person obtaining a copy", "MIT"),
-        (
-            r"\bmit(?: x11| software| expat)? licen[sc]e|licen[sc]ed? (?:under|is) (?:the )?mit\b",
-            "MIT",
-        ),
+        (r"\bmit(?: x11| software| expat)? licen[sc]e|licen[sc]ed? (?:under|is) (?:the )?mit\b", "MIT"),
     ),
     (
         (r"redistribution and use in source and binary forms.*all advertising materials", "BSD-4-Clause"),
@@ -74,14 +71,8 @@ _FAMILIES: tuple[tuple[tuple[str, str], ...], ...] = (
         (r"3 clause bsd|bsd 3 clause", "BSD-3-Clause"),
         (r"2 clause bsd|bsd 2 clause|simplified bsd licen[sc]e", "BSD-2-Clause"),
     ),
-    (
-        (r"altered source versions must be plainly marked as such", "Zlib"),
-        (r"\bzlib licen[sc]e", "Zlib"),
-    ),
-    (
-        (_ISC + " provided", "ISC"),
-        (_ISC, "0BSD"),
-    ),
+    ((r"altered source versions must be plainly marked as such", "Zlib"), (r"\bzlib licen[sc]e", "Zlib")),
+    ((_ISC + " provided", "ISC"), (_ISC, "0BSD")),
     ((r"free and unencumbered software released into the public domain", "Unlicense"),),
     ((r"\bcc0 1.0|creative commons zero", "CC0-1.0"),),
     ((r"university of illinois ncsa", "NCSA"),),
@@ -91,10 +82,7 @@ _FAMILIES: tuple[tuple[tuple[str, str], ...], ...] = (
         (r"mozilla public license (?:v. |version |v)?2.0", "MPL-2.0"),
         (r"mozilla public license (?:v. |version )?1.1", "MPL-1.1"),
     ),
-    (
-        (r"eclipse public license (?:v ?|version )?2.0", "EPL-2.0"),
-        (r"eclipse public license", "EPL-1.0"),
-    ),
+    ((r"eclipse public license (?:v ?|version )?2.0", "EPL-2.0"), (r"eclipse public license", "EPL-1.0")),
     ((r"common development and distribution license", "CDDL-1.0"),),
     ((r"microsoft public license", "MS-PL"),),
 )

@@ -97,11 +97,7 @@ def _tiles(totals: dict[str, Any], kinds: dict[str, Sums]) -> list[tuple[str, st
     source, text = totals["source_bytes"], totals["text_bytes"]
     tiles = [
         ("projects", f"{totals['projects']:,}", f"held out by {totals['split_by']}"),
-        (
-            "source",
-            format_bytes(source),
-            f"{totals['files']:,} files, {totals['functions']:,} functions",
-        ),
+        ("source", format_bytes(source), f"{totals['files']:,} files, {totals['functions']:,} functions"),
         ("documents", f"{totals['documents']:,}", f"{totals['val_documents']:,} of them for validation"),
         ("text", format_bytes(text), f"{text / max(1, source):.2f} times the source"),
     ]

@@ -183,10 +183,7 @@ class ProjectIndex:
 
     def _parse(self, name: str, data: bytes) -> FileItems:
         return read_items(
-            data,
-            self.macros,
-            language=language_of(name, self.is_c, data),
-            defines_std=self.defines_std,
+            data, self.macros, language=language_of(name, self.is_c, data), defines_std=self.defines_std
         )
 
     def _fragment(self, name: str, argument: str) -> str | None:

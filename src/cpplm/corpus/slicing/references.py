@@ -69,8 +69,7 @@ class UnitReferences:
             errors[names[file] if file >= 0 else ""].add(line)
         entities = [
             Entity(
-                name.encode("utf-8", "surrogateescape"),
-                tuple((names[file], line) for file, line in places),
+                name.encode("utf-8", "surrogateescape"), tuple((names[file], line) for file, line in places)
             )
             for name, places in answer["entities"]
         ]

@@ -37,10 +37,7 @@ class Splice(NamedTuple):
 
 
 def splice(
-    data: bytes,
-    items: Iterable[Item],
-    find: Callable[[str], str | None],
-    read: Callable[[str], bytes],
+    data: bytes, items: Iterable[Item], find: Callable[[str], str | None], read: Callable[[str], bytes]
 ) -> tuple[bytes, list[Splice]]:
     """A file's text with the pieces that it includes, and where these stand.
 
