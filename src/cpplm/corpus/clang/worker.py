@@ -102,9 +102,7 @@ class _UnitReader:
         self._names: list[str] = []
         self._places: list[set[tuple[int, int]]] = []
         self._found: set[tuple[int, int, int, int]] = set()  # file, line, entity, `_HOLDERS`
-        self._open: set[tuple[int, int, str]] = (
-            set()
-        )  # the same of a name that a template's arguments decide on
+        self._open: set[tuple[int, int, str]] = set()  # file, line, name left to a template
         self._visitor = _Visitor(self._visit)
         self._top_visitor = _Visitor(self._visit_top)
         self._at = c_void_p(), c_uint()

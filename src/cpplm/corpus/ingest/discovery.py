@@ -34,16 +34,8 @@ from cpplm.corpus.ingest.walk import IGNORED, SkipCounts, relative_name, walk
 from cpplm.corpus.settings import CorpusSettings
 from cpplm.cpp.file_suffixes import FRAGMENT_SUFFIXES, HEADER_SUFFIXES, PART_SUFFIXES, SOURCE_SUFFIXES
 
-TEMPLATE_ENDINGS = (
-    ".in",
-    ".cmake",
-    ".cmake.in",
-    ".in.cmake",
-    ".cmakein",
-    ".cin",
-    ".meson",
-    "in",  # config.hin
-)  # of headers that a build writes
+# Of headers that a build writes; the last is that of config.hin.
+TEMPLATE_ENDINGS = (".in", ".cmake", ".cmake.in", ".in.cmake", ".cmakein", ".cin", ".meson", "in")
 AUTOCONF_SCRIPTS = ("configure.ac", "configure.in")
 _LONGEST_FORWARD = 10_000
 # Comments and directives.
