@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 
 from cpplm.corpus.slicing.expansion import Expansion
-from cpplm.corpus.slicing.project_index import Key, ProjectIndex
+from cpplm.corpus.slicing.project_index import Key
 from cpplm.cpp.items import Item, ItemKind
 
 # A name that so many source files define is no name to find a function by.
@@ -51,9 +51,10 @@ def _definition(name: bytes, expansion: Expansion, own: set[str]) -> Key | None:
     if not files or len(files) > _MOST_FILES or _is_declared(name, expansion, {ItemKind.FUNCTION}):
         return None
     declared = _is_declared(name, expansion, {ItemKind.PROTOTYPE})
+    folders = {PurePosixPath(name).parent for name in own}
     keys = [
         (index.number[file], number)
-        for file in sorted(files, key=lambda file: (PurePosixPath(file).parent not in _folders(own), file))
+        for file in sorted(files, key=lambda file: (PurePosixPath(file).parent not in folders, file))
         for number, item in enumerate(index.read(file).items)
         if item.kind == ItemKind.FUNCTION
         and item.function_name == name
@@ -64,12 +65,4 @@ def _definition(name: bytes, expansion: Expansion, own: set[str]) -> Key | None:
 
 def _is_declared(name: bytes, expansion: Expansion, kinds: set[ItemKind]) -> bool:
     """True if an item of such a kind that the expansion reads declares a name."""
-    index: ProjectIndex = expansion.index
-    return any(
-        index.item(key).kind in kinds and expansion.places(key)
-        for key in index.declared.find(name, expansion.by_file)
-    )
-
-
-def _folders(names: set[str]) -> set[PurePosixPath]:
-    return {PurePosixPath(name).parent for name in names}
+    return any(expansion.item(place).kind in kinds for place in expansion.declaring(name))
