@@ -61,7 +61,10 @@ def plan_semantics(settings: CorpusSettings, project: Project) -> SemanticPlan |
     digest = sha256(f"libclang {libclang_version()}".encode())
     if database is None:
         return SemanticPlan(project, None, digest, WorkerSetup(roots, readable, builtin))
-    text = _read_database(database)
+    try:
+        text = database.read_bytes()
+    except OSError as error:
+        raise _bad_database(database, str(error)) from error
     folder = str(database.resolve().parent)
     readable = (*readable, folder, *(folders_in(text) if named is not None else ()))
     setup = WorkerSetup(roots, readable, builtin, database=folder)
@@ -69,13 +72,6 @@ def plan_semantics(settings: CorpusSettings, project: Project) -> SemanticPlan |
         raise _bad_database(database, error)
     digest = sha256(digest.encode() + text.replace(os.fsencode(project.roots[0]), b"."))
     return SemanticPlan(project, database, digest, setup)
-
-
-def _read_database(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise _bad_database(path, str(error)) from error
 
 
 def _bad_database(path: Path, error: str) -> UserError:
