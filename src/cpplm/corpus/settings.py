@@ -197,6 +197,3 @@ def _file_hash(path: Path) -> str:
             f"cannot read --decontaminate {path}: {error.strerror}",
             fix="Name a JSON Lines file with problems.",
         ) from error
-
-
-__all__ = ["CorpusSettings", "Mode"]

@@ -318,6 +318,3 @@ def _guess(item: Item, code: bytes) -> None:
     else:
         item.kind = ItemKind.VARIABLE if trimmed.endswith(b";") else ItemKind.CALL
         item.names = tuple(IDENTIFIER.findall(code)[-1:])
-
-
-__all__ = ["Item", "ItemKind", "read_declaration"]

@@ -91,6 +91,3 @@ def _with_value(prefix: str, value: str, directory: Path) -> tuple[str, ...]:
     if prefix in _FILES:  # looked for beside the compilation first, then among the includes
         return (prefix, str(path) if path.is_file() else value)
     return (prefix, value if value.startswith("=") else str(path))
-
-
-__all__ = ["find_database", "folders_in", "front_end_flags"]

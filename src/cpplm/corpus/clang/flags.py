@@ -77,6 +77,3 @@ class GuessedFlags:
                 guessed = paths.options(inside.as_posix(), prefix=str(root))
                 return [*(word for folder in near for word in ("-I", folder)), *guessed]
         return []
-
-
-__all__ = ["INSTALL", "GuessedFlags", "builtin_headers", "libclang_version"]
