@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import operator as operators
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
+import tree_sitter
+
 from cpplm.cpp.lexer import IDENTIFIER
+from cpplm.cpp.parser import grammar
 
 
 def _table(text: bytes) -> dict[bytes, bytes]:
@@ -50,21 +53,19 @@ _ABSENT = re.compile(
     rb"|(?:FREE|OPEN|NET)BSD|DRAGONFLY|SOLARIS|AIX|HPUX|VXWORKS|QNXNTO|CYGWIN|MINGW(?:32)?|OPENVMS|ZOS|HAIKU)"
 )
 _TOKEN = re.compile(
-    rb"\s*(?:((?:0[xX][0-9a-fA-F']+|0[bB][01']+|[0-9][0-9']*)[uUlLzZ]*)|([A-Za-z_]\w*)|('(?:\\.|[^'\\])+')"
+    rb"\s*(?:(0[xX][0-9a-fA-F']+|0[bB][01']+|[0-9][0-9']*)[uUlLzZ]*|([A-Za-z_]\w*)|('(?:\\.|[^'\\])+')"
     rb"|(\|\||&&|==|!=|<=|>=|<<|>>|[-+*/%<>!~&|^?:(),])|(\S))"
 )
-_PRECEDENCE: Final = {
-    b"||": 1, b"&&": 2, b"|": 3, b"^": 4, b"&": 5, b"==": 6, b"!=": 6, b"<": 7, b">": 7, b"<=": 7, b">=": 7,
-    b"<<": 8, b">>": 8, b"+": 9, b"-": 9, b"*": 10, b"/": 10, b"%": 10,
+_OPERATIONS: Final[dict[str, Callable[[int, int], int]]] = {
+    "|": operators.or_, "^": operators.xor, "&": operators.and_, "<<": operators.lshift,
+    ">>": operators.rshift, "==": operators.eq, "!=": operators.ne, "<": operators.lt, ">": operators.gt,
+    "<=": operators.le, ">=": operators.ge, "+": operators.add, "-": operators.sub, "*": operators.mul,
+    "/": lambda left, right: int(left / right),
+    "%": lambda left, right: left - right * int(left / right),
 }  # fmt: skip
-_OPERATIONS: Final[dict[bytes, Callable[[int, int], int]]] = {
-    b"|": operators.or_, b"^": operators.xor, b"&": operators.and_, b"<<": operators.lshift, b">>":
-    operators.rshift, b"==": operators.eq, b"!=": operators.ne, b"<": operators.lt, b">": operators.gt,
-    b"<=": operators.le, b">=": operators.ge, b"+": operators.add, b"-": operators.sub, b"*":
-    operators.mul,
-    b"/": lambda left, right: int(left / right),
-    b"%": lambda left, right: left - right * int(left / right),
-}  # fmt: skip
+# What an operator before a value does, as one between two.
+_UNARY: Final = {"!": ("==", 0), "-": ("-", 0), "+": ("+", 0), "~": ("^", -1)}
+_UNKNOWN_VALUE = b"'?'"  # a character, whose value is not looked at
 # Choices of a build that are not for Linux, by a part of the macro's name.
 _ELSEWHERE = re.compile(
     rb"KQUEUE|WIN|DEVPOLL|POLLSET|SOLARIS|VXWORKS|DARWIN|MAC|COCOA|BSD|ANDROID|IOS|NONE|ARM|NEON"
@@ -84,6 +85,7 @@ class Macro:
 
 
 UNKNOWN: Final = Macro(None)
+Lookup = Callable[[bytes], Macro | None]
 
 
 @lru_cache(maxsize=65_536)
@@ -158,7 +160,7 @@ class MacroState:
             return asked.setdefault(name, self.lookup(name))
 
         try:
-            number = _Expression(lookup, rest).evaluate()
+            number = _evaluate(_parse(_expand(_tokenize(rest), lookup, frozenset())))
             value = None if number is None else number != 0
         except (ValueError, IndexError, ZeroDivisionError, OverflowError, RecursionError):
             value = None
@@ -174,118 +176,93 @@ _VALUES: dict[tuple[bytes, bool], tuple[tuple[bytes, ...], tuple[Macro | None, .
 _MOST_VALUES = 65_536
 
 
-class _Expression:
-    """Precedence climbing over the tokens of one expression; None is an unknown value."""
-
-    def __init__(self, lookup: Callable[[bytes], Macro | None], text: bytes) -> None:
-        self._lookup = lookup
-        self._tokens = self._expand(_tokenize(text), frozenset(), 0)
-        self._at = 0
-
-    def evaluate(self) -> int | None:
-        value = self._ternary()
-        if self._at != len(self._tokens):
-            raise ValueError("text after the expression")
-        return value
-
-    def _expand(self, tokens: Sequence[bytes], active: frozenset[bytes], depth: int) -> list[bytes]:
-        """Macros replaced; `defined X` and what is unknown become numbers and `?unknown`."""
-        result: list[bytes] = []
-        position = 0
-        while position < len(tokens):
-            token = tokens[position]
-            position += 1
-            if token == b"defined":
-                bracket = tokens[position] == b"("
-                name = tokens[position + bracket]
-                position += 1 + 2 * bracket
-                found = self._lookup(name)
-                result.append(b"?unknown" if found is UNKNOWN else b"%d" % (found is not None))
-                continue
-            if not IDENTIFIER.fullmatch(token):
-                result.append(token)
-                continue
-            arguments, after = _call(tokens, position)
-            if token in (b"true", b"false"):
-                result.append(b"1" if token == b"true" else b"0")
-                continue
-            macro = self._lookup(token)
-            if token.startswith(b"__has_"):
-                macro = UNKNOWN
-            if macro is None and arguments is None:
-                result.append(b"0")  # ISO C++20 15.2: an identifier that is no macro is 0
-                continue
-            if macro is None or macro.body is None or token in active or depth > _DEEPEST_EXPANSION:
-                result.append(b"?unknown")
-                position = after if arguments is not None else position
-                continue
-            body = _tokenize(macro.body)
-            if macro.parameters is not None:
-                if arguments is None or len(arguments) != len(macro.parameters) or b"##" in macro.body:
-                    result.append(b"?unknown")
-                    position = after
-                    continue
-                given = dict(zip(macro.parameters, arguments, strict=True))
-                body = [part for word in body for part in given.get(word, [word])]
+def _expand(tokens: Sequence[bytes], lookup: Lookup, active: frozenset[bytes], depth: int = 0) -> list[bytes]:
+    """Macros replaced: operators and numbers are left, as which `defined X` counts, and `_UNKNOWN_VALUE`."""
+    result: list[bytes] = []
+    position = 0
+    while position < len(tokens):
+        token = tokens[position]
+        position += 1
+        if token == b"defined":
+            bracket = tokens[position] == b"("
+            name = tokens[position + bracket]
+            position += 1 + 2 * bracket
+            found = lookup(name)
+            result.append(_UNKNOWN_VALUE if found is UNKNOWN else b"%d" % (found is not None))
+            continue
+        if not IDENTIFIER.fullmatch(token):
+            result.append(token)
+            continue
+        arguments, after = _call(tokens, position)
+        if token in (b"true", b"false"):
+            result.append(b"1" if token == b"true" else b"0")
+            continue
+        macro = lookup(token)
+        if token.startswith(b"__has_"):
+            macro = UNKNOWN
+        if macro is None and arguments is None:
+            result.append(b"0")  # ISO C++20 15.2: an identifier that is no macro is 0
+            continue
+        if macro is None or macro.body is None or token in active or depth > _DEEPEST_EXPANSION:
+            result.append(_UNKNOWN_VALUE)
+            position = after if arguments is not None else position
+            continue
+        body = _tokenize(macro.body)
+        if macro.parameters is not None:
+            if arguments is None or len(arguments) != len(macro.parameters) or b"##" in macro.body:
+                result.append(_UNKNOWN_VALUE)
                 position = after
-            result += self._expand(body, active | {token}, depth + 1)
-            if len(result) > _LONGEST:
-                raise ValueError("expression too long")
-        return result
-
-    def _ternary(self) -> int | None:
-        condition = self._binary(0)
-        if self._peek() != b"?":
-            return condition
-        self._at += 1
-        first = self._ternary()
-        if self._tokens[self._at] != b":":
-            raise ValueError("no colon")
-        self._at += 1
-        second = self._ternary()
-        if condition is None:
-            return first if first == second else None
-        return first if condition else second
-
-    def _binary(self, least: int) -> int | None:
-        left = self._unary()
-        while (precedence := _PRECEDENCE.get(self._peek(), 0)) > least:
-            operator = self._tokens[self._at]
-            self._at += 1
-            left = _apply(operator, left, self._binary(precedence))
-        return left
-
-    def _unary(self) -> int | None:
-        token = self._tokens[self._at]
-        self._at += 1
-        if token == b"(":
-            value = self._ternary()
-            if self._tokens[self._at] != b")":
-                raise ValueError("no closing bracket")
-            self._at += 1
-            return value
-        if token in (b"!", b"-", b"+", b"~"):
-            value = self._unary()
-            if value is None:
-                return None
-            return {b"!": int(not value), b"-": -value, b"+": value, b"~": ~value}[token]
-        if token == b"?unknown" or token[:1] == b"'":
-            return None
-        digits = token.rstrip(b"uUlLzZ").replace(b"'", b"").decode()
-        return int(digits, 8) if re.fullmatch("0[0-7]+", digits) else int(digits, 0)
-
-    def _peek(self) -> bytes:
-        return self._tokens[self._at] if self._at < len(self._tokens) else b""
+                continue
+            given = dict(zip(macro.parameters, arguments, strict=True))
+            body = [part for word in body for part in given.get(word, [word])]
+            position = after
+        result += _expand(body, lookup, active | {token}, depth + 1)
+        if len(result) > _LONGEST:
+            raise ValueError("expression too long")
+    return result
 
 
-def _apply(operator: bytes, left: int | None, right: int | None) -> int | None:
-    if operator == b"&&":
+def _parse(tokens: Iterable[bytes]) -> tree_sitter.Node:
+    """The tree of an expression without names: C reads it as C++ does."""
+    text = b" ".join(tokens)
+    root = grammar("c").parse(b"int x = " + text + b";")
+    node = root.named_descendant_for_byte_range(len(b"int x = "), len(b"int x = " + text))
+    if root.has_error or node is None:
+        raise ValueError("no expression")
+    return node
+
+
+def _evaluate(node: tree_sitter.Node) -> int | None:
+    """The value of a tree; None where it is unknown."""
+    if node.type == "char_literal":
+        return None
+    parts = [_evaluate(child) for child in node.named_children]
+    match node.type:
+        case "number_literal":
+            digits = (node.text or b"").decode()
+            return int(digits, 8) if re.fullmatch("0[0-7]+", digits) else int(digits, 0)
+        case "parenthesized_expression":
+            return parts[0]
+        case "unary_expression":
+            operator, left = _UNARY[node.children[0].type]
+            return _apply(operator, left, parts[0])
+        case "binary_expression":
+            return _apply(node.children[1].type, parts[0], parts[1])
+        case "conditional_expression":
+            condition, first, second = parts
+            chosen = first if condition else second
+            return chosen if condition is not None or first == second else None
+    raise ValueError("no constant expression")
+
+
+def _apply(operator: str, left: int | None, right: int | None) -> int | None:
+    if operator == "&&":
         return 0 if 0 in (left, right) else None if None in (left, right) else 1
-    if operator == b"||":
+    if operator == "||":
         return 1 if left or right else None if None in (left, right) else 0
     if left is None or right is None:
         return None
-    if operator in (b"<<", b">>") and not 0 <= right < 64:
+    if operator in ("<<", ">>") and not 0 <= right < 64:
         return None
     return int(_OPERATIONS[operator](left, right))
 
@@ -296,7 +273,8 @@ def _tokenize(text: bytes) -> Sequence[bytes]:
     for match in _TOKEN.finditer(text):
         if match.group(5):  # a string, a `#`, what no expression has
             raise ValueError("no constant expression")
-        tokens.append(match.group().strip())
+        number = match.group(1)
+        tokens.append(number.replace(b"'", b"") if number else match.group().strip())
     return tokens
 
 
