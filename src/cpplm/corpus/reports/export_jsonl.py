@@ -56,32 +56,31 @@ def export_corpus(settings: ExportSettings) -> dict[str, Any]:
     """
     reader = ShardReader(settings.corpus)
     splits = SPLITS if settings.split is None else (settings.split,)
-    shards = [(split, shard) for split in splits for shard in reader.shards(split)]
-    if settings.what == "docstrings" and shards:
-        _require_docstrings(reader, shards[0][1])
-    folder, name = _place(settings.to)
-    storage = Storage(folder, create=True)
-    documents = sum(shard.documents for _, shard in shards)
-    lines = size = 0
-    with progress_bar(documents, "export", "document") as bar, storage.open_write(name) as file:
-        rows = _rows(reader, shards, bar.update)
-        records = export_pairs(rows) if settings.what == "docstrings" else map(_document, rows)
-        encoded = ((json.dumps(record, ensure_ascii=False) + "\n").encode() for record in records)
-        portions = batched_by_size(encoded, len, _PORTION_BYTES)
-        for portion in itertools.chain(portions, [[]]):  # a .gz without a member would be no .gz
-            compressed = _compress(b"".join(portion), name)
-            file.write(compressed)
-            size += len(compressed)
-            lines += len(portion)
-    return {"what": settings.what, "documents": documents, "lines": lines, "bytes": size}
-
-
-def _require_docstrings(reader: ShardReader, first: Shard) -> None:
-    if DOCSTRINGS_COLUMN not in reader.table(first).column_names:
+    shards = [shard for split in splits for shard in reader.shards(split)]
+    docstrings = settings.what == "docstrings"
+    if docstrings and shards and DOCSTRINGS_COLUMN not in reader.table(shards[0]).column_names:
         raise UserError(
             f"{reader.storage.location} holds no docstring pairs: it was built by an older version",
             fix="Build the corpus again.",
         )
+    folder, name = _place(settings.to)
+    storage = Storage(folder, create=True)
+    documents = sum(shard.documents for shard in shards)
+    codec = _CODECS.get(Path(name).suffix)
+    lines = size = 0
+    with progress_bar(documents, "export", "document") as bar, storage.open_write(name) as file:
+        rows = _rows(reader, shards, bar.update)
+        records = export_pairs(rows) if docstrings else map(_document, rows)
+        encoded = ((json.dumps(record, ensure_ascii=False) + "\n").encode() for record in records)
+        portions = batched_by_size(encoded, len, _PORTION_BYTES)
+        for portion in itertools.chain(portions, [[]]):  # a .gz without a member would be no .gz
+            data = b"".join(portion)
+            if codec:
+                data = pa.Codec(codec).compress(data, asbytes=True)
+            file.write(data)
+            size += len(data)
+            lines += len(portion)
+    return {"what": settings.what, "documents": documents, "lines": lines, "bytes": size}
 
 
 def _place(to: str) -> tuple[str, str]:
@@ -96,21 +95,16 @@ def _place(to: str) -> tuple[str, str]:
 
 
 def _rows(
-    reader: ShardReader, shards: list[tuple[Split, Shard]], report: Callable[[int], object]
+    reader: ShardReader, shards: list[Shard], report: Callable[[int], object]
 ) -> Iterator[dict[str, Any]]:
     """The rows of some shards with their split."""
-    for split, shard in shards:
+    for shard in shards:
         for batch in reader.table(shard).to_batches(max_chunksize=ROWS_PER_GROUP):
             for row in batch.to_pylist():
-                yield {**row, "split": split}
+                yield {**row, "split": shard.split}
             report(len(batch))
 
 
 def _document(row: dict[str, Any]) -> dict[str, Any]:
     """A row without the columns that mean nothing to other programs: offsets."""
     return {name: value for name, value in row.items() if name not in (SPANS_COLUMN, DOCSTRINGS_COLUMN)}
-
-
-def _compress(portion: bytes, name: str) -> bytes:
-    codec = _CODECS.get(Path(name).suffix)
-    return pa.Codec(codec).compress(portion, asbytes=True) if codec else portion
