@@ -171,12 +171,13 @@ def _classify(bodies: set[bytes], masks: dict[bytes, Mask], absent: frozenset[by
     The macros in `absent` are taken as empty.
     """
     expanded = [_expand(body[1:], masks, absent) for body in sorted(bodies)]
-    written = [body for body in (_ATTRIBUTE.sub(b" ", body).strip() for body in expanded) if body]
+    bare = [_ATTRIBUTE.sub(b" ", body).strip() for body in expanded]
+    written = [body for body in bare if body]
     if any(_OPENS.match(body) for body in written) and all(body.endswith(b"{") for body in written):
         return "open"
     if any(_CLOSES.match(body) for body in written) and all(body.startswith(b"}") for body in written):
         return "close"
-    if any(_only_specifiers(body) for body in expanded):
+    if any(_SPECIFIERS.issuperset(body.split()) for body in bare):
         return "blank_call" if any(body.startswith(b"(") for body in bodies) else "blank"
     return "unwrap" if b"(" + _ARGUMENT in bodies else None
 
@@ -194,11 +195,6 @@ def _expand(body: bytes, masks: dict[bytes, Mask], absent: frozenset[bytes]) -> 
         return written + (b"" if mask in _WITH_ARGUMENTS else _expand(arguments, masks, absent))
 
     return _NAME_OR_CALL.sub(replacement, body)
-
-
-def _only_specifiers(body: bytes) -> bool:
-    rest = _ATTRIBUTE.sub(b" ", body)
-    return all(word in _SPECIFIERS for word in rest.split())
 
 
 def mask(lexed: LexedSource, table: MacroTable) -> tuple[bytes, bytes]:
