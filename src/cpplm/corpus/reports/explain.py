@@ -39,7 +39,7 @@ def explain(settings: ExplainSettings) -> dict[str, Any]:
     for split in SPLITS:
         for shard in reader.shards(split):
             for row in reader.table(shard, _COLUMNS).to_pylist():
-                matching = [source for source in row["sources"] if _is_file(source["file"], name)]
+                matching = [source for source in row["sources"] if f"/{source['file']}".endswith(f"/{name}")]
                 known = known or bool(matching)
                 here = [source for source in matching if source["first"] <= int(number) <= source["last"]]
                 if here:
@@ -52,10 +52,6 @@ def explain(settings: ExplainSettings) -> dict[str, Any]:
             fix="Name the file as 'cpplm corpus inspect' shows it; perhaps it was filtered out.",
         )
     return {"line": settings.line, "documents": documents}
-
-
-def _is_file(file: str, name: str) -> bool:
-    return file == name or file.endswith("/" + name)
 
 
 def _chain(source: dict[str, Any], sources: list[dict[str, Any]]) -> list[dict[str, Any]]:
