@@ -101,7 +101,9 @@ class CorpusSettings:
         if self.compile_commands is not None and not self.semantic:
             raise UserError("--compile_commands has no effect alone", fix="Add --semantic, or leave it out.")
         self._check_mode()
-        self._check_labels()
+        for name, given in (("headers", self.headers), ("unsafe", self.unsafe)):
+            if given and not self.label:
+                raise UserError(f"--{name} has no effect without a compiler", fix="Add --label.")
         if self.max_repeat < 1:
             raise UserError(
                 f"--max_repeat {self.max_repeat} is less than the source itself",
@@ -140,11 +142,6 @@ class CorpusSettings:
             raise UserError(
                 f"--cross_file_depth has no effect with --mode {self.mode}", fix="Add --mode cross-file."
             )
-
-    def _check_labels(self) -> None:
-        for name, given in (("headers", self.headers), ("unsafe", self.unsafe)):
-            if given and not self.label:
-                raise UserError(f"--{name} has no effect without a compiler", fix="Add --label.")
 
     def _check_budget(self) -> None:
         if self.max_tokens is not None and self.tokenizer is None:
