@@ -4,53 +4,28 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import resources
 from pathlib import Path, PurePosixPath
 
 from cpplm.core.storage import sha256
 from cpplm.corpus.ingest.discovery import AUTOCONF_SCRIPTS
 from cpplm.corpus.slicing.autoconf import always_defined
 
+_LINUX = tomllib.loads(resources.files("cpplm.corpus.slicing").joinpath("linux.toml").read_text("utf-8"))
 # <math.h> is the system's, even where a project has a file of that name (ISO C17 7.1.2, POSIX.1-2017).
-_SYSTEM_NAMES = """
-assert complex ctype errno fenv float inttypes iso646 limits locale math setjmp signal stdalign stdarg
-stdatomic stdbool stddef stdint stdio stdlib stdnoreturn string tgmath threads time uchar wchar wctype
-aio cpio dirent dlfcn fcntl fmtmsg fnmatch ftw glob grp iconv langinfo libgen monetary mqueue ndbm netdb
-nl_types poll pthread pwd regex sched search semaphore spawn strings stropts syslog tar termios trace
-ulimit unistd utime utmpx wordexp alloca malloc memory getopt execinfo features endian byteswap
-arpa/inet net/if netinet/in netinet/tcp sys/ipc sys/mman sys/msg sys/param sys/resource sys/select
-sys/sem  sys/shm sys/socket sys/stat sys/statvfs sys/time sys/times sys/types sys/uio sys/un sys/utsname
-sys/wait
-sys/random sys/file sys/sysinfo sys/epoll sys/eventfd sys/inotify sys/sendfile sys/syscall sys/vfs
-sys/xattr sys/prctl sys/poll sys/signalfd sys/timerfd sys/ioctl sys/statfs sys/mount netinet/ip
-netinet/ip6 net/ethernet ifaddrs resolv arpa/nameser pty utmp shadow mntent err error fts paths sysexits
-"""
-SYSTEM_HEADERS = frozenset(f"{name}.h" for name in _SYSTEM_NAMES.split())
+SYSTEM_HEADERS = frozenset(f"{name}.h" for name in _LINUX["system_headers"].split())
 _PLACEHOLDER = re.compile(rb"@(\w+)@|\$\{(\w+)\}")
 _TYPEDEF = re.compile(rb"(?m)^(\s*typedef\s+)(?:@\w+@|\$\{\w+\})(?=\s+(\w+)\s*;)")
 _WIDTH = re.compile(rb"u?int(?:8|16|32|64)")
-_SIZES = {
-    b"CHAR": b"1", b"SHORT": b"2", b"INT": b"4", b"LONG": b"8", b"LONG_LONG": b"8", b"FLOAT": b"4",
-    b"DOUBLE": b"8", b"VOID_P": b"8", b"VOIDP": b"8", b"INT_P": b"8", b"SIZE_T": b"8", b"SSIZE_T": b"8",
-    b"OFF_T": b"8", b"WCHAR_T": b"4", b"TIME_T": b"8", b"LONG_INT": b"8", b"LONG_DOUBLE": b"16",
-}  # fmt: skip
-# Types of arguments and results, as the scripts of curl, c-ares and others find them on Linux.
-_ARGUMENT_TYPES = {
-    b"RETSIGTYPE": b"void", b"SEND_QUAL_ARG2": b"const", b"GETNAMEINFO_QUAL_ARG1": b"const",
-    b"RECVFROM_TYPE_ARG5": b"struct sockaddr", b"RECVFROM_TYPE_ARG6": b"socklen_t",
-    b"GETNAMEINFO_TYPE_ARG1": b"struct sockaddr *", b"GETNAMEINFO_TYPE_ARG2": b"socklen_t",
-    b"GETNAMEINFO_TYPE_ARG46": b"socklen_t", b"GETNAMEINFO_TYPE_ARG7": b"int",
-    **{
-        function + part: type_
-        for function in (b"RECV", b"SEND", b"RECVFROM")
-        for part, type_ in ((b"_TYPE_ARG1", b"int"), (b"_TYPE_ARG2", b"void *"), (b"_TYPE_ARG3", b"size_t"),
-                            (b"_TYPE_ARG4", b"int"), (b"_TYPE_RETV", b"ssize_t"))
-    },
-    b"RECVFROM_TYPE_ARG2": b"void",  # a pointer to it
-}  # fmt: skip
+_SIZES, _ARGUMENT_TYPES = (
+    {name.encode(): value.encode() for name, value in _LINUX[table].items()}
+    for table in ("sizes", "argument_types")
+)
 # `option(NAME "help" ON)`
 _OPTION = re.compile(rb'(?mi)^[ \t]*option[ \t]*\(\s*(\w+)\s+"[^"]*"\s+(?:ON|TRUE|YES|1)\s*\)')
 # As on most machines: the order of bytes, and types of ISO C and POSIX.
@@ -63,37 +38,7 @@ _HAVE_HEADERS = frozenset(
     f"HAVE_{re.sub('[./]', '_', name).upper()}".encode()
     for name in SYSTEM_HEADERS - {"stropts.h"} | {"curses.h"}
 )
-# Functions, macros and structures of glibc that builds ask for, most of them of POSIX; features of C and C++.
-_HAVE_FUNCTIONS = frozenset(
-    b"HAVE_" + name
-    for name in b"""
-ACCEPT4 ALARM ASPRINTF ATEXIT BACKTRACE BASENAME BCMP BCOPY BOOL BSEARCH BUILTIN_EXPECT BZERO CFMAKERAW
-CFSETSPEED CHMOD CHOWN CLOCK_GETTIME CLOSEDIR CLOSEFROM CONST_CAST CPP_CAST CXX11 CXX14 CXX17 DAEMON DIRNAME
-DLOPEN DPRINTF DUP2 DYNAMIC_CAST EPOLL_CREATE EPOLL_CREATE1 ERR EUIDACCESS EVENTFD EXCEPTIONS EXPLICIT
-EXPLICIT_BZERO FACCESSAT FALLOCATE FCHMOD FCHOWN FCNTL FDATASYNC FDOPENDIR FLOCK FLOOR FMOD FORK FORKPTY
-FREEADDRINFO FREELOCALE FSEEKO FSTATAT FSYNC FTELLO FTRUNCATE FUTIMENS GAI_STRERROR GETADDRINFO GETCWD
-GETDELIM GETEGID GETENV GETEUID GETGID GETHOSTBYNAME GETHOSTNAME GETIFADDRS GETLINE GETLOADAVG GETNAMEINFO
-GETOPT GETOPT_LONG GETPAGESIZE GETPGID GETPID GETPPID GETPWNAM GETPWUID GETRANDOM GETRLIMIT GETRUSAGE
-GETTIMEOFDAY GETUID GLOB GMTIME_R IF_NAMETOINDEX IMAXDIV INET_ATON INET_NTOP INET_PTON INITGROUPS INLINE
-INOTIFY_INIT IOCTL ISALPHA ISASCII ISATTY ISBLANK KILL KILLPG LCHOWN LINK LOCALTIME_R LOGIN_TTY LONG_DOUBLE
-LONG_LONG LONG_LONG_INT LRINT LRINTF LROUND LSTAT MADVISE MALLINFO MALLOC_USABLE_SIZE MEMCHR MEMCPY MEMMEM
-MEMMOVE MEMPCPY MEMRCHR MEMSET MKDIR MKDIRAT MKDTEMP MKFIFO MKOSTEMP MKSTEMP MKTIME MLOCK MMAP MPROTECT
-MREMAP MSYNC MUNMAP MUTABLE NAMESPACES NANOSLEEP NEWLOCALE NL_LANGINFO OPENAT OPENDIR OPENPTY PIPE PIPE2
-POLL POSIX_FADVISE POSIX_FALLOCATE POSIX_MADVISE POSIX_MEMALIGN POW PPOLL PRCTL PREAD PRINTF PSELECT PUTENV
-PWRITE QSORT_R RAISE RANDOM READDIR READLINK REALLOCARRAY REALPATH RECV RECVFROM REGCOMP REINTERPRET_CAST
-RENAME RINT ROUND RTTI SCHED_YIELD SECURE_GETENV SELECT SEND SENDFILE SENDMSG SETENV SETEUID SETLINEBUF
-SETLOCALE SETPGID SETRLIMIT SETSID SIGACTION SIGNAL SIGPROCMASK SLEEP SNPRINTF SOCKET SOCKETPAIR SQRT
-SRANDOM SSTREAM STAT STATIC_CAST STL STPCPY STRCASECMP STRCASESTR STRCHR STRCHRNUL STRCOLL STRCSPN STRDUP
-STRERROR STRERROR_R STRFTIME STRNCASECMP STRNDUP STRNLEN STRPBRK STRPTIME STRRCHR STRSEP STRSIGNAL STRSPN
-STRSTR STRTOD STRTOF STRTOIMAX STRTOK_R STRTOL STRTOLD STRTOLL STRTOUL STRTOULL STRTOUMAX STRUCT_ADDRINFO
-STRUCT_IN6_ADDR STRUCT_SOCKADDR_IN6 STRUCT_SOCKADDR_STORAGE STRUCT_SOCKADDR_UN STRUCT_STAT_ST_BLKSIZE
-STRUCT_STAT_ST_BLOCKS STRUCT_STAT_ST_MTIM STRUCT_TIMESPEC STRUCT_TIMEVAL STRUCT_TM_TM_GMTOFF
-STRUCT_TM_TM_ZONE SYMLINK SYSCONF SYSLOG TCGETATTR TEMPLATES TEMPNAM TIMEGM TIMERADD TIMERCLEAR TIMERCMP
-TIMERISSET TIMERSUB TIMES TRUNC TRUNCATE TYPENAME UNAME UNSETENV UNSIGNED_LONG_LONG_INT USELOCALE USLEEP
-UTIME UTIMENSAT UTIMES VARIADIC_MACROS VASPRINTF VFORK VPRINTF VSNPRINTF WAIT3 WAIT4 WAITPID WCSLEN WCSWIDTH
-WCWIDTH WRITEV
-""".split()
-)
+_HAVE_FUNCTIONS = frozenset(f"HAVE_{name}".encode() for name in _LINUX["functions"].split())
 # Types and keywords, for which a build defines something else where they are not there: EVENT__size_t.
 _C_WORD = re.compile(
     rb"(?:\A|_)((?:u?int\d+|s?size|pid|off|socklen|uid|gid|mode|time)_t|inline|const|volatile)\Z"
@@ -116,12 +61,7 @@ _TEXT_MACRO = re.compile(
 _NUMBER_MACRO = re.compile(rb"-D([A-Z_][A-Z0-9_]+)=(\d+)\b")
 _SHELL_MACRO = re.compile(rb"(?m)^[ \t]*(?:add|config|set)_def(?:ine)?[ \t]+([A-Z_]\w+)[ \t]+(.*)$")
 _WRITTEN_MACRO = re.compile(rb"(?m)(?:^|\")#define ([A-Za-z_]\w*)[ \t]*([\w.]*)[\")]*$")
-# Of libraries, also where they are included in quotes.
-_LIBRARY_NAMES = """
-zlib expat sqlite3 png jpeglib bzlib lzma curl ncurses curses SDL Python lua lauxlib lualib mpi ft2build tiff
-tiffio windows Windows winsock2 jni
-"""
-_PUBLIC_HEADERS = SYSTEM_HEADERS.union(f"{name}.h" for name in _LIBRARY_NAMES.split())
+_PUBLIC_HEADERS = SYSTEM_HEADERS.union(f"{name}.h" for name in _LINUX["library_headers"].split())
 # What programs make of other files has declarations that the code needs: Qt's, protobuf's, bison's.
 _GENERATED_CODE = re.compile(
     r"ui_\w+\.h|moc_\w+\.cpp|\w+\.moc|.*\.pb\.h|\w+_generated\.h|.*\.tab\.h(?:h|pp)?"
