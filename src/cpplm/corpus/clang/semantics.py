@@ -63,8 +63,8 @@ def plan_semantics(settings: CorpusSettings, project: Project) -> SemanticPlan |
         return SemanticPlan(project, None, digest, WorkerSetup(roots, readable, builtin))
     try:
         text = database.read_bytes()
-    except OSError as error:
-        raise _bad_database(database, str(error)) from error
+    except OSError as failure:
+        raise _bad_database(database, str(failure)) from failure
     folder = str(database.resolve().parent)
     readable = (*readable, folder, *(folders_in(text) if named is not None else ()))
     setup = WorkerSetup(roots, readable, builtin, database=folder)
