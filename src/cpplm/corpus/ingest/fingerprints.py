@@ -86,9 +86,4 @@ def read_fingerprints(corpus: ShardReader) -> list[KnownFile]:
 def _held_out(corpus: ShardReader) -> set[tuple[str, str]]:
     """Project and name of each file that a validation document has text of."""
     tables = (corpus.table(shard, ["project", "files"]) for shard in corpus.shards("val"))
-    return {
-        (project, file)
-        for table in tables
-        for project, files in zip(table["project"].to_pylist(), table["files"].to_pylist(), strict=True)
-        for file in files
-    }
+    return {(row["project"], file) for table in tables for row in table.to_pylist() for file in row["files"]}
