@@ -4,7 +4,7 @@ import re
 import pytest
 
 from cpplm.core.errors import UserError
-from cpplm.corpus.ingest.decontamination import ProblemMatch, contaminated_files, load_problems
+from cpplm.corpus.ingest.decontamination import ProblemMatch, contaminated_files, find_matches, load_problems
 from cpplm.corpus.ingest.ngram_hash import hash_words, split_words
 
 PROMPT = """#include <vector>
@@ -29,7 +29,7 @@ def write(path, *rows):
 
 def matches(problems, text: str) -> list[ProblemMatch]:
     words = split_words(text.encode())
-    return problems.matches(words, hash_words(words))
+    return find_matches(problems, words, hash_words(words))
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_other_code_is_clean(problems, text):
 
 def test_the_problems_that_come_with_cpplm_are_always_there():
     builtin = load_problems([])
-    assert len(set(builtin.owners.values())) >= 20
+    assert len(set(builtin.values())) >= 20
     text = "int count = 0;\n for (double value : values) {\n if (value >= low) {\n ++count;\n"
     prompt = "Returns how many values lie in the half-open band: low <= value < high. int count_in_band(const"
     assert not matches(builtin, text)

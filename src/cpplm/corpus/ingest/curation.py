@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cpplm.core.workers import batched_by_size
-from cpplm.corpus.ingest.decontamination import ProblemMatch, Problems, contaminated_files
+from cpplm.corpus.ingest.decontamination import ProblemMatch, Problems, contaminated_files, find_matches
 from cpplm.corpus.ingest.dedup import Fingerprint, exact_duplicates, fingerprint, near_duplicates
 from cpplm.corpus.ingest.discovery import Project, SourceFile, normalize_source
 from cpplm.corpus.ingest.fingerprints import KnownFile
@@ -131,7 +131,7 @@ def _scan_file(file: SourceFile, rules: CurationRules) -> _ScannedFile:
     hashes = hash_words(words)
     behind_head = hashes[len(split_words(text[: read_head(text).end])) :]
     found = fingerprint(hashlib.sha256(text).digest(), behind_head)
-    return _ScannedFile(findings, found, rules.problems.matches(words, hashes))
+    return _ScannedFile(findings, found, find_matches(rules.problems, words, hashes))
 
 
 def _drop_copies(

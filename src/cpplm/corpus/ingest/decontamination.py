@@ -52,21 +52,18 @@ class ProblemMatch:
     words: str
 
 
-@dataclass(frozen=True)
-class Problems:
-    """The runs of all evaluation problems, each with the problem that it is from."""
+Problems = Mapping[int, str]
+"""The runs of all evaluation problems, each with the problem that it is from."""
 
-    owners: Mapping[int, str]
 
-    def matches(self, words: list[bytes], hashes: Hashes) -> list[ProblemMatch]:
-        """The runs of words, with these hashes, that a text shares with a problem; each once, in order."""
-        ngrams = ngram_hashes(hashes, NGRAM_WORDS).tolist()
-        matches: dict[int, ProblemMatch] = {}
-        for place, ngram in enumerate(ngrams):
-            if ngram in self.owners and ngram not in matches:
-                shown = b" ".join(words[place : place + NGRAM_WORDS]).decode("utf-8", "replace")
-                matches[ngram] = ProblemMatch(ngram, self.owners[ngram], shown)
-        return list(matches.values())
+def find_matches(problems: Problems, words: list[bytes], hashes: Hashes) -> list[ProblemMatch]:
+    """The runs of words, with these hashes, that a text shares with a problem; each once, in order."""
+    matches: dict[int, ProblemMatch] = {}
+    for place, ngram in enumerate(ngram_hashes(hashes, NGRAM_WORDS).tolist()):
+        if ngram in problems and ngram not in matches:
+            shown = b" ".join(words[place : place + NGRAM_WORDS]).decode("utf-8", "replace")
+            matches[ngram] = ProblemMatch(ngram, problems[ngram], shown)
+    return list(matches.values())
 
 
 def load_problems(extra: Sequence[Path]) -> Problems:
@@ -84,7 +81,7 @@ def load_problems(extra: Sequence[Path]) -> Problems:
                 f"cannot read --decontaminate {path}: {error}", fix="Name a JSON Lines file with problems."
             ) from error
         owners = _problem_ngrams(text, path.name) | owners
-    return Problems(owners)
+    return owners
 
 
 @functools.cache
