@@ -58,6 +58,7 @@ _NAME_OR_CALL = re.compile(rb"([A-Za-z_]\w*)(\s*\((?:[^()]|\((?:[^()]|\([^()]*\)
 _WITH_ARGUMENTS = ("blank_call", "open", "close")
 _DEEPEST_PASTE = 3
 Pastes = dict[bytes, frozenset[tuple[bytes, bytes]]]
+_PARENTHESIS = re.compile(rb"[()]")
 _PASTE = re.compile(rb"\w+(?:\s*##\s*\w+)+")
 
 
@@ -237,14 +238,10 @@ def _wrapping(text: bytes, start: int, end: int) -> list[tuple[int, int, bytes]]
 def closing(text: bytes, start: int) -> int:
     """Offset after the bracket that closes the first one from `start` on; `start` when none does."""
     depth = 0
-    for position in range(text.index(b"(", start), len(text)):
-        byte = text[position]
-        if byte == 0x28:
-            depth += 1
-        elif byte == 0x29:
-            depth -= 1
-            if depth == 0:
-                return position + 1
+    for match in _PARENTHESIS.finditer(text, text.index(b"(", start)):
+        depth += 1 if match.group() == b"(" else -1
+        if depth == 0:
+            return match.end()
     return start
 
 
