@@ -52,12 +52,8 @@ def sources_of(lines: Iterable[SourceLines]) -> tuple[SourceLines, ...]:
     """Line ranges sorted by file, those of one reason that touch joined."""
     joined: list[SourceLines] = []
     for each in sorted(lines):
-        last = joined[-1] if joined else None
-        if (
-            last is not None
-            and (last.file, last.reason) == (each.file, each.reason)
-            and each.first <= last.last + 1
-        ):
+        last = joined[-1] if joined else each
+        if joined and (last.file, last.reason) == (each.file, each.reason) and each.first <= last.last + 1:
             joined[-1] = last._replace(last=max(last.last, each.last))
         else:
             joined.append(each)
