@@ -132,20 +132,18 @@ class UnitParser:
             defined: macros that it needs, where its flags are not known.
         """
         key = (name, tuple(defined))
-        if self._last is None or self._last[0] != key:
-            self._last = (key, self._parse(name, defined))
-        return self._last[1]
-
-    def _parse(self, name: str, defined: Sequence[bytes]) -> UnitReferences | None:
+        if self._last is not None and self._last[0] == key:
+            return self._last[1]
         file = self._files[name]
         macros = [f"-D{macro.decode()}" for macro in defined] if self._is_guess else []
         flags = [*self._guessed.include_folders(file), *macros]
         answer = self._process.parse(str(file.path.resolve()), self._guessed.language(file), flags)
         reason = "not parsed" if "failed" in answer else "parsed with errors" if answer["error"] else ""
         self.outcomes.setdefault(name, (reason, answer.get("failed") or answer.get("error") or ""))
-        if "failed" in answer:
-            return None
-        return UnitReferences.from_answer(answer, [self._names.get(path, "") for path in answer["paths"]])
+        names = [self._names.get(path, "") for path in answer.get("paths", ())]
+        references = UnitReferences.from_answer(answer, names) if "failed" not in answer else None
+        self._last = (key, references)
+        return references
 
     def close(self) -> None:
         """End the process."""
