@@ -216,16 +216,14 @@ def _identifiers(text: bytes) -> frozenset[bytes]:
 def _with_text(item: Item, text: bytes) -> Item:
     if text == item.text:
         return item
-    item = replace(item, spans=b"", pairs=b"")  # they are offsets in the text as it was
-    if item.kind not in (ItemKind.TYPE, ItemKind.FUNCTION):
-        return replace(item, text=text)
-    gone = mentioned_in(item.text) - mentioned_in(text) - condition_names(item.stack)
-    mentions = item.mentions - gone  # what stands around it and what macros make of it stays
+    short = replace(item, text=text, spans=b"", pairs=b"")  # they are offsets in the text as it was
+    if item.kind in (ItemKind.TYPE, ItemKind.FUNCTION):
+        gone = mentioned_in(item.text) - mentioned_in(text) - condition_names(item.stack)
+        short.mentions -= gone  # what stands around it and what macros make of it stays
+        short.functions = 0
     if item.kind == ItemKind.FUNCTION and b"{" not in text:
-        return replace(
-            item, text=text, mentions=mentions, kind=ItemKind.PROTOTYPE, function_name=b"", functions=0
-        )
-    return replace(item, text=text, mentions=mentions, functions=0)
+        short.kind, short.function_name = ItemKind.PROTOTYPE, b""
+    return short
 
 
 @functools.lru_cache(maxsize=4_096)
