@@ -177,9 +177,7 @@ class ProjectIndex:
         share = self._names.setdefault
         for item in items:
             item.mentions = frozenset(map(share, item.mentions, item.mentions))
-            item.accesses = (
-                frozenset(map(share, item.accesses, item.accesses)) if item.accesses else frozenset()
-            )
+            item.accesses = frozenset(map(share, item.accesses, item.accesses))
 
     def _parse(self, name: str, data: bytes) -> FileItems:
         return read_items(
