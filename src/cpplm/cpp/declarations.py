@@ -90,12 +90,13 @@ def read_declaration(item: Item, root: tree_sitter.Node, code: bytes) -> None:
         code: its text, with comments, directives, macros and the insides of strings blank.
     """
     node = _significant(root)
-    unreadable = (
+    if (
         node is None
         or node.type == "ERROR"
-        or (root.has_error and (_is_class(code) or _MARKED_POINTER.match(code) is not None))
-    )
-    if unreadable or node is None or _INSTANTIATION.match(code):
+        or (root.has_error and (_is_class(code) or _MARKED_POINTER.match(code)))
+        or (node.type == "function_definition" and _is_class(code))
+        or _INSTANTIATION.match(code)
+    ):
         _guess(item, code)
     else:
         _classify(item, node, code)
@@ -120,9 +121,7 @@ def _is_class(code: bytes) -> bool:
 
 def _classify(item: Item, node: tree_sitter.Node, code: bytes) -> None:
     kind = node.type
-    if kind == "function_definition" and _is_class(code):
-        _guess(item, code)
-    elif kind == "function_definition":
+    if kind == "function_definition":
         _function(item, node, code)
     elif kind in _CLASS_TYPES:
         _type(item, node)
