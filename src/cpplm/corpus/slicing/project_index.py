@@ -17,17 +17,8 @@ from cpplm.corpus.ingest.discovery import (
     is_template,
     read_source,
 )
+from cpplm.corpus.slicing import build_headers
 from cpplm.corpus.slicing.autoconf import header_template
-from cpplm.corpus.slicing.build_headers import (
-    SYSTEM_HEADERS,
-    BuildDefaults,
-    configured,
-    export_macros,
-    have_macros,
-    include_folders,
-    include_target,
-    is_build_written,
-)
 from cpplm.corpus.slicing.entries import EntriesByName
 from cpplm.corpus.slicing.shadowing import template_parameters
 from cpplm.corpus.slicing.shortening import without_comments
@@ -113,7 +104,7 @@ class ProjectIndex:
     includes: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of each file, as in its directives
     closed: bool = True  # includes lead to files of the project
     defines_std: bool = False
-    defaults: BuildDefaults = field(default_factory=BuildDefaults)  # of the build
+    defaults: build_headers.BuildDefaults = field(default_factory=build_headers.BuildDefaults)
     declared: EntriesByName[Key] = field(default_factory=EntriesByName)
     members: EntriesByName[tuple[bytes, Key]] = field(default_factory=EntriesByName)
     attached: EntriesByName[tuple[Key, Set[bytes]]] = field(default_factory=EntriesByName)
@@ -126,7 +117,7 @@ class ProjectIndex:
         self.number = {name: number for number, name in enumerate(self.names)}
         self.is_c = is_c_project(self.names)
         self._index = IncludeIndex(self.names)
-        self._folders = include_folders(self.names)
+        self._folders = build_headers.include_folders(self.names)
 
     def read(self, name: str) -> ParsedFile:
         """A file, taken apart; its items carry its number."""
@@ -136,7 +127,9 @@ class ProjectIndex:
             data = read_source(self.files[name])
             if is_template(name):
                 is_script = name.rpartition("/")[2] in AUTOCONF_SCRIPTS
-                data = configured(header_template(data) if is_script else data, self.defaults.values)
+                data = build_headers.configured(
+                    header_template(data) if is_script else data, self.defaults.values
+                )
             source = parsed = self._parse(name, data)
             find = functools.partial(self._fragment, name)
             data, splices = splice(data, source.items, find, lambda each: read_source(self.files[each]))
@@ -243,11 +236,11 @@ class ProjectIndex:
 
     def macros_of_header(self, base: str) -> Set[bytes]:
         """The macros that a header which a build writes, and no template is of, would define, by its name."""
-        return self._have_macros if "conf" in base else set(export_macros(base))
+        return self._have_macros if "conf" in base else set(build_headers.export_macros(base))
 
     @functools.cached_property
     def _have_macros(self) -> frozenset[bytes]:
-        return have_macros(self.deciding - self.macros.names)
+        return build_headers.have_macros(self.deciding - self.macros.names)
 
     @functools.cached_property
     def includers(self) -> dict[str, list[str]]:
@@ -295,7 +288,7 @@ class ProjectIndex:
     def _resolve(self, name: str, argument: str) -> str | None:
         if not self.closed:
             return None
-        target = include_target(argument)
+        target = build_headers.include_target(argument)
         found = None
         templates = [target + ending for ending in TEMPLATE_ENDINGS]
         if argument[0] == '"':
@@ -305,7 +298,7 @@ class ProjectIndex:
             return self._built(target, template) or template
         if argument[0] == '"' and found is None:
             found = next(filter(None, (self._index.beside(name, each) for each in templates)), None)
-        if found is None and (argument[0] == '"' or target not in SYSTEM_HEADERS):
+        if found is None and (argument[0] == '"' or target not in build_headers.SYSTEM_HEADERS):
             found = self._index.nearest(name, target)
         return found or next(filter(None, (self._index.nearest(name, each) for each in templates)), None)
 
@@ -319,7 +312,7 @@ class ProjectIndex:
 
     def is_build_written(self, argument: str) -> bool:
         """True for an include that nothing answers, of a header that only a build can have written."""
-        return self.closed and is_build_written(argument, self._folders)
+        return self.closed and build_headers.is_build_written(argument, self._folders)
 
 
 def _whole(lexed: LexedSource, number: int) -> Item:
