@@ -13,16 +13,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+import license_expression as spdx
 from boolean import Expression
-from license_expression import (
-    AND,
-    OR,
-    ExpressionError,
-    ExpressionParseError,
-    LicenseSymbol,
-    LicenseWithExceptionSymbol,
-    get_spdx_licensing,
-)
 
 from cpplm.core.errors import UserError
 
@@ -117,14 +109,14 @@ def _canonical(expression: str) -> str:
     return expression if parsed is None else str(parsed)
 
 
-_licensing = functools.cache(get_spdx_licensing)  # 16 ms to build
+_licensing = functools.cache(spdx.get_spdx_licensing)  # 16 ms to build
 
 
 @functools.cache
 def _parse(expression: str) -> Expression | None:
     try:
         return _licensing().parse(expression)
-    except (ExpressionError, ExpressionParseError):
+    except (spdx.ExpressionError, spdx.ExpressionParseError):
         return None
 
 
@@ -265,7 +257,7 @@ def check_names(names: tuple[str, ...]) -> None:
         if name in ("any", "permissive") or name.startswith("LicenseRef-"):
             continue
         parsed = _parse(name)
-        if not isinstance(parsed, LicenseSymbol | LicenseWithExceptionSymbol):
+        if not isinstance(parsed, spdx.LicenseSymbol | spdx.LicenseWithExceptionSymbol):
             raise UserError(f"--licenses {name!r} is not an SPDX identifier", fix=fix)
         if _licensing().unknown_license_keys(parsed):
             raise UserError(f"--licenses: SPDX knows no {name!r}", fix=fix)
@@ -284,10 +276,10 @@ def is_allowed(expression: str, names: tuple[str, ...]) -> bool:
 
 
 def _is_allowed(node: Expression, wanted: frozenset[str]) -> bool:
-    if isinstance(node, OR):
+    if isinstance(node, spdx.OR):
         return any(_is_allowed(part, wanted) for part in node.args)
-    if isinstance(node, AND):
+    if isinstance(node, spdx.AND):
         return all(_is_allowed(part, wanted) for part in node.args)
-    if isinstance(node, LicenseWithExceptionSymbol):
+    if isinstance(node, spdx.LicenseWithExceptionSymbol):
         return str(node) in wanted or node.license_symbol.key in wanted
     return str(node) in wanted
