@@ -120,7 +120,13 @@ def format_summary(result: dict[str, Any], location: str) -> str:
     if records:
         number = sum(file["records"] for file in records)
         lines.append(f"records    {number:,} from {pluralize(len(records), 'JSONL file')}")
-    lines += _compiled(totals)
+    if "labels" in totals:
+        labels = totals["labels"]
+        compiled = ", ".join(
+            f"{part['compile']:,} of {part['documents']:,} {kind}" for kind, part in labels["by_kind"].items()
+        )
+        lines.append(f"compile    {labels['compile_rate']:.1%} ({compiled})")
+        lines += [f"  {number:,}  {reason}" for reason, number in labels["reasons"].items()]
     if "semantic" in totals:
         semantic = totals["semantic"]
         number = semantic["parsed"] + sum(semantic["incomplete"].values())
@@ -160,19 +166,6 @@ def describe_overlap(validation: dict[str, Any]) -> str:
         f"{whose}; {validation['repeated_share']:.1%} of the text in lines of {validation['min_line_bytes']} "
         "bytes or more is in training text"
     )
-
-
-def _compiled(totals: dict[str, Any]) -> list[str]:
-    """Compile rates of a corpus with labels, as lines."""
-    if "labels" not in totals:
-        return []
-    labels = totals["labels"]
-    kinds = ", ".join(
-        f"{part['compile']:,} of {part['documents']:,} {kind}" for kind, part in labels["by_kind"].items()
-    )
-    lines = [f"compile    {labels['compile_rate']:.1%} ({kinds})"]
-    lines += [f"  {number:,}  {reason}" for reason, number in labels["reasons"].items()]
-    return lines
 
 
 @dataclass(frozen=True)
