@@ -162,10 +162,8 @@ def _using(item: Item, node: tree_sitter.Node, code: bytes) -> None:
 
 
 def _first_identifier(node: tree_sitter.Node | None) -> tuple[bytes, ...]:
-    if node is None or node.text is None:
-        return ()
-    match = IDENTIFIER.search(node.text)
-    return (match.group(),) if match else ()
+    text = node.text if node is not None else None
+    return tuple(IDENTIFIER.findall(text or b"")[:1])
 
 
 def _function(item: Item, node: tree_sitter.Node, code: bytes) -> None:
