@@ -20,6 +20,7 @@ from cpplm.model.kv_cache.view import CacheView, KVCacheSpec
 from cpplm.model.layers import Linear
 
 _IDS = "induction ids"
+_MOST_COMPARED = 8
 
 
 class Induction(nn.Module):
@@ -99,21 +100,25 @@ def match_places(ids_BT: Tensor, documents_BT: Tensor | None = None) -> tuple[Te
 
 
 def match_next_token_incremental(ids_BS: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Match the last `count` tokens (see `Induction.match`) by comparing each with all before it.
+    """Match the last `count` tokens, see `Induction.match`.
 
-    Rows are padded in front with ids that no token has.
+    Rows are padded in front with ids that no token has. A few tokens are compared with all before them, which
+    is faster than to sort those.
     """
+    if count > _MOST_COMPARED:
+        next_ids_BS, lengths_BS = match_next_token(ids_BS)
+        return next_ids_BS[:, -count:], lengths_BS[:, -count:]
     length = ids_BS.size(1)
     first = length - count
     places_S = torch.arange(length, device=ids_BS.device)
     matched_BTS = places_S[first:, None] > places_S
-    next_ids_BT = lengths_BT = torch.zeros_like(ids_BS[:, first:])
+    numbers_BTS = torch.zeros_like(ids_BS[:, None])
     for back in range(INDUCTION_LENGTHS[-1]):
         earlier_BS = F.pad(ids_BS, (back, 0), value=-1)[:, :length]
         matched_BTS = matched_BTS & (earlier_BS[:, first:, None] == earlier_BS[:, None])
         if back + 1 in INDUCTION_LENGTHS:
-            latest_BT = (matched_BTS * (places_S + 1)).amax(-1)
-            next_ids_BT = torch.where(latest_BT > 0, ids_BS.gather(1, latest_BT), next_ids_BT)
-            number = INDUCTION_LENGTHS.index(back + 1) + 1
-            lengths_BT = torch.where(latest_BT > 0, number, lengths_BT)
-    return next_ids_BT, lengths_BT
+            numbers_BTS = numbers_BTS + matched_BTS
+    # The longest, and of those the latest place.
+    best_BT = (numbers_BTS * length + places_S).amax(-1)
+    lengths_BT = best_BT // length
+    return ids_BS.gather(1, torch.where(lengths_BT > 0, best_BT % length + 1, 0)), lengths_BT
