@@ -5,7 +5,8 @@
 #   recipes/debian_corpus.sh blind FOLDER     projects that it is only measured on      -> FOLDER/blind
 #   recipes/debian_corpus.sh blind2 FOLDER    and two more such sets, each looked at once, -> FOLDER/blind2
 #   recipes/debian_corpus.sh blind3 FOLDER    when the work is done                     -> FOLDER/blind3
-#   recipes/debian_corpus.sh blind4 FOLDER    (also blind5 to blind8; known: looked at all along)
+#   recipes/debian_corpus.sh blind4 FOLDER    (also blind5 to blind9; known: looked at all along)
+#   recipes/debian_corpus.sh scale FOLDER     500 MB in 34,000 files                    -> FOLDER/scale
 #   recipes/debian_corpus.sh headers FOLDER   third-party headers, also those that the projects fetched so far
 #                                             are built with                            -> FOLDER/headers; prints
 #                                             the folders for `corpus check --headers`
@@ -36,6 +37,9 @@ BLIND6="cppunit freeglut jansson libgd2 msgpack-c opusfile protobuf-c qpdf yaml-
 BLIND7="bc c-ares dosfstools gengetopt hiredis libexif libmodplug libopenmpt lzip"
 # Measured once, on 2026-11-26.
 BLIND8="htop libdvdread libebml libmaxminddb libmicrohttpd libogg libsamplerate openjpeg2 uchardet"
+BLIND9="gperf libmng libmspack libtasn1-6 libtorrent nasm wabt xxhash zopfli"
+# Large C and C++ projects, to measure time and memory.
+SCALE="ffmpeg gdb git mesa qemu samba vim"
 # The failures of these were looked at, beside those of blind3.
 KNOWN="cli11 cppcheck gdbm kyotocabinet lcms2 libmodbus mawk nghttp2 pugixml qhull rtorrent tcc tidy-html5 xterm"
 # What such projects commonly include, chosen without looking at them; nothing of the blind projects themselves.
@@ -74,7 +78,7 @@ fail() {
     exit 2
 }
 
-usage="usage: recipes/debian_corpus.sh dev|blind|blind2|blind3|blind4|blind5|blind6|blind7|blind8|known|headers|large|tokenizer|measure FOLDER"
+usage="usage: recipes/debian_corpus.sh dev|blind|blind2|...|blind9|known|scale|headers|large|tokenizer|measure FOLDER"
 [ $# -eq 2 ] || fail "$usage"
 command -v apt-get >/dev/null || fail "there is no apt-get: this recipe needs Debian or Ubuntu"
 command -v dpkg-source >/dev/null || fail "there is no dpkg-source. Install it: sudo apt-get install dpkg-dev"
@@ -177,25 +181,11 @@ build() { # SET OUT [OPTION...]
 }
 
 case $1 in
-# shellcheck disable=SC2086  # lists of names
-dev) sources dev $DEV ;;
-# shellcheck disable=SC2086
-blind) sources blind $BLIND ;;
-# shellcheck disable=SC2086
-blind2) sources blind2 $BLIND2 ;;
-# shellcheck disable=SC2086
-blind3) sources blind3 $BLIND3 ;;
-# shellcheck disable=SC2086
-blind4) sources blind4 $BLIND4 ;;
-# shellcheck disable=SC2086
-blind5) sources blind5 $BLIND5 ;;
-# shellcheck disable=SC2086
-blind6) sources blind6 $BLIND6 ;;
-# shellcheck disable=SC2086
-blind7) sources blind7 $BLIND7 ;;
-blind8) sources blind8 $BLIND8 ;;
-# shellcheck disable=SC2086
-known) sources known $KNOWN ;;
+dev | blind | blind[2-9] | known | scale)
+    eval "packages=\$$(echo "$1" | tr '[:lower:]' '[:upper:]')"
+    # shellcheck disable=SC2086,SC2154  # a list of names
+    sources "$1" $packages
+    ;;
 headers) headers ;;
 large)
     # shellcheck disable=SC2086
@@ -219,7 +209,7 @@ tokenizer)
     done
     ;;
 measure)
-    for set_name in ${SETS:-dev blind blind2 blind3 blind4 blind5 blind6 blind7 blind8}; do
+    for set_name in ${SETS:-dev blind blind2 blind3 blind4 blind5 blind6 blind7 blind8 blind9}; do
         sh "$0" "$set_name" "$folder"
         build "$set_name" "$folder/corpus-$set_name" --mode compilable
         # shellcheck disable=SC2046  # several folders
