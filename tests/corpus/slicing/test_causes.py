@@ -110,6 +110,18 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "  AC_DEFINE([API], [extern])\nfi\n",
         "use.cc": '#include "config.h"\nAPI int use();\n',
     },
+    "what a check of autoconf finds, where it stands for code": {
+        "m4/checks.m4": "AC_DEFUN([CHECKS], [\n  AC_DEFINE([functional_header], [<functional>], [a])\n"
+        "  AC_DEFINE([functional_header], [<tr1/functional>], [b])\n"
+        "  AC_DEFINE(aligned, __attribute__((aligned(CACHE_BYTES))), [c])\n])\n",
+        "a.h": "#include functional_header\nclass aligned A {\npublic:\n  std::function<int()> f;\n};\n",
+        "use.cc": '#include "a.h"\nint use(A* a) { return a->f(); }\n',
+    },
+    "the compiler of Linux, where a template has to be told": {
+        "config.h.in": "#cmakedefine01 COMPILER_IS_CLANG\n#cmakedefine01 COMPILER_IS_GNU\n"
+        "#if COMPILER_IS_CLANG || COMPILER_IS_GNU\ntypedef int number;\n#else\n#error which?\n#endif\n",
+        "use.cc": '#include "config.h"\nnumber use() { return 1; }\n',
+    },
     "a header that the build has written, beside its template": {
         "configure.ac": "AC_CONFIG_HEADERS([config.h])\n",
         "config.h.in": "#undef LEVEL\n",

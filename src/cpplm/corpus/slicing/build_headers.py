@@ -28,9 +28,9 @@ _SIZES, _ARGUMENT_TYPES = (
 )
 # `option(NAME "help" ON)`
 _OPTION = re.compile(rb'(?mi)^[ \t]*option[ \t]*\(\s*(\w+)\s+"[^"]*"\s+(?:ON|TRUE|YES|1)\s*\)')
-# As on most machines: the order of bytes, and types of ISO C and POSIX.
+# As on most machines: the order of bytes, the compiler, and types of ISO C and POSIX.
 _IS_DEFAULT = re.compile(
-    rb"LITTLE_?ENDIAN|IS_LITTLE|LINUX$"
+    rb"LITTLE_?ENDIAN|IS_LITTLE|LINUX$|COMPILER_IS_G(?:NU|CC)"
     rb"|^HAVE_(?:TYPE_)?(?:_?BOOL(?:_T)?|(?:U?INT(?:8|16|32|64|PTR|MAX)|S?SIZE|SOCKLEN|OFF|PID)(?:_T)?"
     rb"|(?:CLOCK|DEV|GID|INO|IN_ADDR|IN_PORT|MODE|NLINK|SA_FAMILY|SIGSET|SIG_ATOMIC|TIME|UID|WCHAR)_T)$"
 )
@@ -61,6 +61,8 @@ _TEXT_MACRO = re.compile(
 _NUMBER_MACRO = re.compile(rb"-D([A-Z_][A-Z0-9_]+)=(\d+)\b")
 _SHELL_MACRO = re.compile(rb"(?m)^[ \t]*(?:add|config|set)_def(?:ine)?[ \t]+([A-Z_]\w+)[ \t]+(.*)$")
 _WRITTEN_MACRO = re.compile(rb"(?m)(?:^|\")#define ([A-Za-z_]\w*)[ \t]*([\w.]*)[\")]*$")
+# Of autoconf, for code: `AC_DEFINE([NAME], [<header>])`, `AC_DEFINE(NAME, __attribute__((aligned(64))))`.
+_CODE_MACRO = re.compile(rb"(?m)^(?!.*\bdnl\b).*\bAC_DEFINE\(\[?(\w+)\]?,\s*\[?(?:(<[\w./]+>)|__attribute__)")
 _PUBLIC_HEADERS = SYSTEM_HEADERS.union(f"{name}.h" for name in _LINUX["library_headers"].split())
 # What programs make of other files has declarations that the code needs: Qt's, protobuf's, bison's.
 _GENERATED_CODE = re.compile(
@@ -155,6 +157,9 @@ def build_defaults(roots: Iterable[Path]) -> BuildDefaults:
     macros: dict[bytes, bytes] = {}
     templates: list[tuple[str, str]] = []
     for root in roots:
+        for path in (*sorted(root.glob("*.m4")), *sorted(root.glob("*/*.m4"))):
+            with suppress(OSError):
+                macros = dict(_code_macros(path.read_bytes())) | macros
         for path in (
             path for name in _BUILD_FILES for path in (root / name, *sorted(root.glob(f"*/{name}")))
         ):
@@ -181,9 +186,15 @@ def _defined_macros(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     yield from _WRITTEN_MACRO.findall(data)
     for name, value in _SHELL_MACRO.findall(data):
         yield name, b'""' if b'"' in value else value if value.isdigit() else b"0"
+    yield from _code_macros(data)
     yield from ((name, b"") for name in _EXPORT_MACRO.findall(data))
     for match in _TEXT_MACRO.findall(data):
         yield match[0] or match[1], b'""'
+
+
+def _code_macros(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The macros that stand for code in files of autoconf; of several values the first comes last."""
+    return reversed(_CODE_MACRO.findall(data))
 
 
 def _configured_headers(text: str) -> Iterator[tuple[str, str]]:
