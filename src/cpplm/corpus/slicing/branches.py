@@ -1,10 +1,14 @@
-"""The branches of one file's `#if`s: which of them are read, and which are open behind each directive."""
+"""The branches of one file's `#if`s: which are read, which are open behind each directive; what is left of
+an item when directives were carried out.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 from cpplm.corpus.slicing.project_index import ParsedFile
+from cpplm.cpp.items import Item, ItemKind
 from cpplm.cpp.lexer import ELSE_KEYWORDS, IF_KEYWORDS, Directive
 from cpplm.cpp.segments import Condition
 
@@ -64,3 +68,29 @@ def nested_directives(file: ParsedFile, number: int) -> list[tuple[Directive, li
                     inner.append(Condition((*last.lines, directive.line), last.group))
             file.nested[number].append((directive, inner))
     return file.nested[number]
+
+
+def written_includes(includes: Sequence[tuple[tuple[Condition, ...], bytes]]) -> bytes:
+    """Includes with the conditions around them, those of equal conditions together."""
+    lines: list[bytes] = []
+    for conditions, group in itertools.groupby(includes, key=lambda each: each[0]):
+        lines += [condition.opener for condition in conditions]
+        lines += [line for _, line in group]
+        lines += [condition.closer for condition in conditions]
+    return b"\n".join(lines)
+
+
+def without_directives(item: Item, removed: Sequence[Directive]) -> bytes:
+    """An item's text without some of its lines; nothing where no line says anything then."""
+    if len(item.directives) == len(removed) and item.kind == ItemKind.INCLUDE:
+        return b""
+    text = item.text
+    base = len(item.text) - (item.end - item.start)
+    for directive in sorted(removed, key=lambda each: -each.start):
+        start, end = base + directive.start - item.start, base + directive.end - item.start
+        text = text[:start] + text[end + 1 :]
+    if item.kind == ItemKind.INCLUDE:
+        rest = [d for d in item.directives if d not in removed]
+        if all(d.keyword in IF_KEYWORDS | ELSE_KEYWORDS for d in rest):
+            return b""
+    return text

@@ -7,15 +7,21 @@ a pair (visit, item); places are compared by `Expansion.rank`.
 from __future__ import annotations
 
 import bisect
-import itertools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from cpplm.corpus.ingest.discovery import AUTOCONF_SCRIPTS
-from cpplm.corpus.slicing.branches import Branches, Conditions, nested_directives
+from cpplm.corpus.slicing.branches import (
+    Branches,
+    Conditions,
+    nested_directives,
+    without_directives,
+    written_includes,
+)
 from cpplm.corpus.slicing.build_headers import default_definition, include_target
 from cpplm.corpus.slicing.project_index import Key, ParsedFile, ProjectIndex
 from cpplm.cpp.conditions import IF_DEFINED, UNKNOWN, Macro, MacroState, is_elsewhere, parse_define
@@ -58,7 +64,7 @@ class Visit:
     external: dict[int, bytes] = field(default_factory=dict)
     decided: set[int] = field(default_factory=set)  # ids of the conditions that hold
     known: Branches = field(default_factory=dict)
-    _stacks: dict[int, tuple[Frame, ...]] = field(default_factory=dict)
+    _stacks: dict[int, tuple[Frame, ...]] = field(default_factory=dict)  # by identity of items' stacks
 
     @cached_property
     def is_conditional(self) -> bool:
@@ -71,12 +77,12 @@ class Visit:
 
     def stack(self, number: int) -> tuple[Frame, ...]:
         """The scopes and conditions around an item as it is to be written."""
-        stack = self._stacks.get(number)
+        written = self.file.items[number].stack
+        stack = self._stacks.get(id(written))
         if stack is None:
-            stack = self.file.items[number].stack
-            if not self.own and number in self.live:
-                stack = tuple(frame for frame in stack if id(frame) not in self.decided)
-            stack = self._stacks[number] = self.frames + stack
+            decided = self.decided if not self.own else ()
+            left = tuple(frame for frame in written if id(frame) not in decided)
+            stack = self._stacks[id(written)] = self.frames + left
         return stack
 
 
@@ -118,6 +124,15 @@ class Expansion:
         return [(number, key[1]) for number in numbers if self.visits[number].is_read(key[1])]
 
 
+class _Around(NamedTuple):
+    """What is known of all items of a visit that have the same stack."""
+
+    live: bool | None  # whether they are read
+    conditional: bool  # conditions are in the stack
+    of_likely: Conditions | None  # where they are likely to be read
+    frames: tuple[Frame, ...]  # around the files that they include
+
+
 class Expander:
     """Reads one unit as the preprocessor would."""
 
@@ -142,10 +157,15 @@ class Expander:
         self._defined = set(defined)
         self._demanded: set[bytes] = set()
         self._refused: set[bytes] = set()  # other choices than those that are demanded
+        self._may_differ = decided is not None  # for other units what is read may be something else
 
     def expand(self, names: Sequence[str]) -> Expansion:
         """Read these files one after the other, with the macros defined that they cannot be read without."""
+        key = (tuple(names), frozenset(self._defined))
+        if self._decided is None:
+            self._defined, self._refused = map(set, self._index.demands.get(key, (self._defined, ())))
         while True:
+            begun = frozenset(self._defined), frozenset(self._refused)
             language = language_of(names[-1], self._index.is_c, self._index.read(names[-1]).data)
             self._state = MacroState(self._index.macros.names, is_c=language == "c")
             self._state.macros.update(dict.fromkeys(self._refused))
@@ -158,6 +178,8 @@ class Expander:
             for name in names:
                 self._visit(name, (), 0)
             if self._demanded <= self._defined:
+                if not self._may_differ:
+                    self._index.demands[key] = begun
                 return self._expansion
             self._defined |= self._demanded
 
@@ -188,24 +210,24 @@ class Expander:
         if self._decided is not None and self._seen[name] == 1:
             visit.known = self._decided(file)
         conditions, of_likely = (self._conditions(visit, state) for state in (self._state, self._likely))
+        known: dict[int, _Around] = {}  # by identity of items' stacks
         for number in file.events:
             item = file.items[number]
-            outer = item.stack
-            likely_here = likely
-            if outer or number in file.guards:
-                stack = [frame for frame in outer if isinstance(frame, Condition)]
+            around = known.get(id(item.stack)) if number not in file.guards else None
+            if around is None:
+                stack = [frame for frame in item.stack if isinstance(frame, Condition)]
                 stacks = [*file.guards.get(number, ()), *stack]
                 live = conditions.live(stacks)
-                likely_here = likely and of_likely.live(stacks) is True
-                if live is not True or stack:
-                    visit.live[number] = live
-                    visit.decided.update(id(frame) for frame in stack if conditions.live([frame]))
-                if live is False:
-                    continue
-                outer = tuple(frame for frame in outer if id(frame) not in visit.decided)
-            if item.directives:
-                likely_conditions = of_likely if likely_here else None
-                self._directives(visit, number, item, frames + outer, depth, conditions, likely_conditions)
+                is_likely = likely and of_likely.live(stacks) is True
+                visit.decided.update(id(frame) for frame in stack if conditions.live([frame]))
+                left = tuple(frame for frame in item.stack if id(frame) not in visit.decided)
+                around = _Around(live, bool(stack), of_likely if is_likely else None, frames + left)
+                if number not in file.guards:
+                    known[id(item.stack)] = around
+            if around.live is not True or around.conditional:
+                visit.live[number] = around.live
+            if around.live is not False and item.directives:
+                self._directives(visit, number, item, depth, conditions, around)
         for guard in {frame.lines[0] for guards in file.guards.values() for frame in guards}:
             for state in states:
                 state.macros[guard.split()[-1]] = Macro(b"")  # from now on that part is not read
@@ -235,20 +257,22 @@ class Expander:
         visit: Visit,
         number: int,
         item: Item,
-        frames: tuple[Frame, ...],
         depth: int,
         conditions: Conditions,
-        of_likely: Conditions | None,
+        around: _Around,
     ) -> None:
-        """Carry out the directives of an item that is read, and with `of_likely` is likely to be."""
+        """Carry out the directives of an item that is read, or may be."""
+        frames, of_likely = around.frames, around.of_likely
+        is_conditional = any(isinstance(frame, Condition) for frame in frames)
         removed: list[Directive] = []
         external: list[tuple[tuple[Condition, ...], bytes]] = []
         decided = not visit.own and item.kind == ItemKind.INCLUDE
-        self._choose(visit.file.name, item, conditions)
+        if len(item.directives) > 4:  # `#if`, an include, `#else`, an include, `#endif`
+            self._choose(visit.file.name, item, conditions)
         for directive, inner in nested_directives(visit.file, number):
             keyword = directive.keyword
-            live = conditions.live(inner)
-            likely = of_likely is not None and of_likely.live(inner) is True
+            live = not inner or conditions.live(inner)
+            likely = of_likely is not None and (not inner or of_likely.live(inner) is True)
             decided = (
                 decided and live is not None and keyword not in (b"define", b"undef", b"pragma", b"error")
             )
@@ -268,14 +292,13 @@ class Expander:
                 else:
                     external.append((undecided, directive.line))
             else:
-                unknown = live is None or any(isinstance(frame, Condition) for frame in frames)
-                self._define(directive, unknown=unknown, likely=likely)
+                self._define(directive, unknown=live is None or is_conditional, likely=likely)
         if item.kind == ItemKind.INCLUDE:
-            visit.external[number] = _written(external)
+            visit.external[number] = written_includes(external)
         if decided:
             visit.gone[number] = visit.external[number]
         elif removed:
-            visit.gone[number] = _without_directives(item, removed)
+            visit.gone[number] = without_directives(item, removed)
 
     def _define(self, directive: Directive, *, unknown: bool, likely: bool) -> None:
         """Carry out `#define` and `#undef`; `unknown`: they may not be read."""
@@ -361,6 +384,8 @@ class Expander:
             self._expansion.dropped.append(argument)
             self._demanded |= self._index.macros_of_header(include_target(argument).rpartition("/")[2])
             return True
+        if target == visit.file.name or not self._index.files[target].may_be_borrowed:
+            self._may_differ = True
         if visit.own and target == visit.file.name:  # under other macros: its text is there once
             return visit.file.items[number].kind == ItemKind.INCLUDE
         visit.cuts.append(number)
@@ -372,29 +397,3 @@ class Expander:
             self._visit(target, frames, depth + 1, likely=likely)
         self._stretch(visit)
         return True
-
-
-def _written(includes: Sequence[tuple[tuple[Condition, ...], bytes]]) -> bytes:
-    """Includes with the conditions around them, those of equal conditions together."""
-    lines: list[bytes] = []
-    for conditions, group in itertools.groupby(includes, key=lambda each: each[0]):
-        lines += [condition.opener for condition in conditions]
-        lines += [line for _, line in group]
-        lines += [condition.closer for condition in conditions]
-    return b"\n".join(lines)
-
-
-def _without_directives(item: Item, removed: Sequence[Directive]) -> bytes:
-    """An item's text without some of its lines; nothing where no line says anything then."""
-    if len(item.directives) == len(removed) and item.kind == ItemKind.INCLUDE:
-        return b""
-    text = item.text
-    base = len(item.text) - (item.end - item.start)
-    for directive in sorted(removed, key=lambda each: -each.start):
-        start, end = base + directive.start - item.start, base + directive.end - item.start
-        text = text[:start] + text[end + 1 :]
-    if item.kind == ItemKind.INCLUDE:
-        rest = [d for d in item.directives if d not in removed]
-        if all(d.keyword in IF_KEYWORDS | ELSE_KEYWORDS for d in rest):
-            return b""
-    return text

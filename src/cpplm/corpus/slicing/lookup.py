@@ -305,8 +305,9 @@ def lacking_names(expansion: Expansion) -> set[bytes]:
     used &= index.macros.names | index.types | index.aliases
     lacking = {name for name in used - own if not expansion.declaring(name)}
     if scopes := {name for name in scopes - own - lacking - {b"std"} if not expansion.declaring(name)}:
-        stacks = (visit.stack(item) for visit in expansion.visits for item in range(len(visit.file.items)))
-        openers = {frame.opener for stack in stacks for frame in stack if isinstance(frame, Scope)}
+        each = (visit.stack(item) for visit in expansion.visits for item in range(len(visit.file.items)))
+        stacks = {id(stack): stack for stack in each}
+        openers = {frame.opener for stack in stacks.values() for frame in stack if isinstance(frame, Scope)}
         lacking |= scopes - _names_opened(expansion, openers)
     return lacking if any(visit.external for visit in expansion.visits) else lacking | std
 

@@ -30,7 +30,7 @@ from cpplm.cpp.keywords import KEYWORDS
 from cpplm.cpp.lexer import IDENTIFIER, INCLUDE_KEYWORDS, Directive, LexedSource, names_in
 from cpplm.cpp.macros import MacroTable, inner_first
 from cpplm.cpp.parser import is_c_project, language_of
-from cpplm.cpp.segments import Condition
+from cpplm.cpp.segments import Condition, Frame
 
 _DEFINING = (b"define", b"undef", b"pragma")
 # Macros that change what system headers declare: defined for those, though no code mentions them.
@@ -108,6 +108,10 @@ class ProjectIndex:
     declared: EntriesByName[Key] = field(default_factory=EntriesByName)
     members: EntriesByName[tuple[bytes, Key]] = field(default_factory=EntriesByName)
     attached: EntriesByName[tuple[Key, Set[bytes]]] = field(default_factory=EntriesByName)
+    # Of files that were read one after the other with macros defined: those that this demanded, and refused.
+    demands: dict[tuple[tuple[str, ...], frozenset[bytes]], tuple[frozenset[bytes], frozenset[bytes]]] = (
+        field(default_factory=dict)
+    )
     _parsed: dict[str, ParsedFile] = field(default_factory=dict)
     _names: dict[bytes, bytes] = field(default_factory=dict)
     _targets: dict[tuple[str, str], str | None] = field(default_factory=dict)
@@ -166,9 +170,11 @@ class ProjectIndex:
         return found
 
     def _share_names(self, items: Iterable[Item]) -> None:
-        """Have one object for each name: most of what an item takes would be its own copies of them."""
+        """Have one object for each name and stack: most of an item would be its own copies of them."""
         share = self._names.setdefault
+        stacks: dict[tuple[int, ...], tuple[Frame, ...]] = {}
         for item in items:
+            item.stack = stacks.setdefault(tuple(map(id, item.stack)), item.stack)
             item.mentions = frozenset(map(share, item.mentions, item.mentions))
             item.accesses = frozenset(map(share, item.accesses, item.accesses))
 

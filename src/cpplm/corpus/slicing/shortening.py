@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Set
@@ -46,8 +47,6 @@ CALLED_UNNAMED = frozenset(
     b"value_type difference_type pointer reference iterator_category iterator const_iterator size_type "
     b"const_reference key_type is_transparent result_type argument_type char_type traits_type".split()
 )
-_BLANK_LINES = re.compile(rb"(?<!\\)\n(?:[ \t]*\n)+")
-_TRAILING = re.compile(rb"[ \t]+$", re.MULTILINE)
 _EXPRESSION = re.compile(
     rb"=(?!\s*(?:0|default|delete)\s*;?\s*\Z)|\b(?:decltype|noexcept\s*\(|sizeof|requires|enable_if\w*|using|typedef|friend)\b"
 )
@@ -105,15 +104,25 @@ class _Member(NamedTuple):
 
 @dataclass(frozen=True)
 class _Outline:
-    """An item without comments and bodies.
-
-    `names` are all identifiers outside `members`.
-    """
+    """An item without comments and bodies; `names` are all identifiers outside `members`."""
 
     text: bytes
     members: tuple[_Member, ...] = ()
     names: frozenset[bytes] = frozenset()
     member_names: frozenset[bytes] = frozenset()
+
+    @functools.cached_property
+    def _mentioned(self) -> tuple[frozenset[bytes], dict[int, frozenset[bytes]]]:
+        """As `mentioned_in`: outside the members, and in each, by its start."""
+        spans = [(member.start, member.end) for member in self.members]
+        rest = mentioned_in(_without(self.text, spans))
+        return rest, {start: mentioned_in(self.text[start:end]) for start, end in spans}
+
+    def mentioned_without(self, gone: Iterable[_Member]) -> frozenset[bytes]:
+        """The identifiers that stand alone where these members are left out."""
+        rest, by_start = self._mentioned
+        kept = by_start.keys() - {member.start for member in gone}
+        return rest.union(*map(by_start.__getitem__, kept))
 
 
 @dataclass
@@ -184,7 +193,8 @@ class Shortener:
             spans = [(member.start, member.end) for member in gone]
             text = _tidy(_without(outline.text, spans)) if spans else outline.text
             if (id(item), text) not in self._skeletons:
-                self._skeletons[id(item), text] = (item, _with_text(item, text))
+                mentioned = outline.mentioned_without(gone)
+                self._skeletons[id(item), text] = (item, _with_text(item, text, mentioned))
                 self._bytes += len(text)
             found = self._wanted[key] = (self._skeletons[id(item), text][1], gone)
         return found
@@ -213,12 +223,14 @@ def _identifiers(text: bytes) -> frozenset[bytes]:
     return frozenset(IDENTIFIER.findall(text))
 
 
-def _with_text(item: Item, text: bytes) -> Item:
+def _with_text(item: Item, text: bytes, mentioned: Set[bytes] | None = None) -> Item:
+    """The item as this text; `mentioned` are the identifiers of it that stand alone, where that is known."""
     if text == item.text:
         return item
     short = replace(item, text=text, spans=b"", pairs=b"")  # they are offsets in the text as it was
     if item.kind in (ItemKind.TYPE, ItemKind.FUNCTION):
-        gone = mentioned_in(item.text) - mentioned_in(text) - condition_names(item.stack)
+        mentioned = mentioned_in(text) if mentioned is None else mentioned
+        gone = mentioned_in(item.text) - mentioned - condition_names(item.stack)
         short.mentions -= gone  # what stands around it and what macros make of it stays
         short.functions = 0
     if item.kind == ItemKind.FUNCTION and b"{" not in text:
@@ -233,7 +245,10 @@ def without_comments(text: bytes) -> bytes:
 
 
 def _tidy(text: bytes) -> bytes:
-    return _BLANK_LINES.sub(b"\n", _TRAILING.sub(b"", text)).strip(b"\n") + b"\n"
+    """The text without blanks at line ends and blank lines, but one behind a backslash ends a macro."""
+    lines = [line.rstrip(b" \t") for line in text.split(b"\n")]
+    kept = [line for before, line in itertools.pairwise([b"", *lines]) if line or before.endswith(b"\\")]
+    return b"\n".join(kept).strip(b"\n") + b"\n"
 
 
 def _without(text: bytes, spans: Iterable[tuple[int, int]]) -> bytes:
@@ -355,18 +370,25 @@ def needs_only_declared(text: bytes, kind: ItemKind) -> Mapping[bytes, frozenset
         strong.update(IDENTIFIER.findall(bodies))
     else:
         return {}
-    for part in parts:
-        names = IDENTIFIER.findall(part)
-        function = _METHOD.search(part) if not _EXPRESSION.search(part) else None
-        if function is not None and function.group(1).isupper():
-            function = None  # a macro, which does whatever with its arguments
-        if function is not None or _POINTER.fullmatch(part):
-            declared = function.group(1) if function is not None else part.partition(b"=")[0].split()[-1]
-            for name in names:
-                weak[name]  # parameters are not reached through the function
-            for name in IDENTIFIER.findall(part[: function.start()] if function is not None else part):
-                weak[name].add(declared.lstrip(b"*&"))
-            strong.update(_SCOPE_OF.findall(part))
-        else:
-            strong.update(names)
+    for names, reached, declared, needed in map(_part_names, parts):
+        strong.update(needed)
+        for name in names:
+            weak[name]  # parameters are not reached through the function
+        for name in reached:
+            weak[name].add(declared)
     return {name: frozenset(declared) for name, declared in weak.items() if name not in strong}
+
+
+@functools.lru_cache(maxsize=8_192)
+def _part_names(part: bytes) -> tuple[list[bytes], list[bytes], bytes, list[bytes]]:
+    """Of a declaration the names that only have to be declared, those through which what it declares is
+    reached, and that; the names that need more."""
+    names = IDENTIFIER.findall(part)
+    function = _METHOD.search(part) if not _EXPRESSION.search(part) else None
+    if function is not None and function.group(1).isupper():
+        function = None  # a macro, which does whatever with its arguments
+    if function is None and not _POINTER.fullmatch(part):
+        return [], [], b"", names
+    declared = function.group(1) if function is not None else part.partition(b"=")[0].split()[-1]
+    reached = IDENTIFIER.findall(part, 0, function.start()) if function is not None else names
+    return names, reached, declared.lstrip(b"*&"), _SCOPE_OF.findall(part)

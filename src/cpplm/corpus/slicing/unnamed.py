@@ -79,8 +79,8 @@ class UnnamedItems:
     def _opened(self, places: Iterable[Place]) -> set[bytes]:
         """The names of the namespaces that items stand in."""
         visits = self._expansion.visits
-        frames = (frame for place in places for frame in visits[place[0]].stack(place[1]))
-        openers = {frame.opener for frame in frames if isinstance(frame, Scope)}
+        stacks = {id(stack): stack for place in places for stack in (visits[place[0]].stack(place[1]),)}
+        openers = {frame.opener for stack in stacks.values() for frame in stack if isinstance(frame, Scope)}
         return {b"std"}.union(*map(names_in, openers))
 
     def _include(self, place: Place, text: bytes) -> Item:
