@@ -17,6 +17,8 @@ _CHECKS = re.compile(
 _DEFINITION = re.compile(rb"(?m)^(.*)\bAC_DEFINE(?:_UNQUOTED)?\s*\(")
 _EXTENSIONS = re.compile(rb"\b(?:AC_USE_SYSTEM_EXTENSIONS|AC_GNU_SOURCE|gl_EARLY)\b")
 _COMMENT = re.compile(rb"(?m)(?:^[ \t]*#|\bdnl\b).*$")
+_GNU = b"Free Software Foundation"
+_NO_VALUE = re.compile(rb"\A[01]?\Z|[\n$]")
 _PREFIXES = {b"CHECK_DECLS": b"HAVE_DECL_", b"CHECK_SIZEOF": b"SIZEOF_"}
 _ALWAYS = b"PACKAGE VERSION".split() + [
     b"PACKAGE_" + part for part in b"BUGREPORT NAME STRING TARNAME URL VERSION".split()
@@ -51,6 +53,20 @@ def always_defined(script: bytes) -> dict[bytes, bytes]:
         for name, value in everywhere.items()
         if value and b"\n" not in value and (value[:1] == b'"' or b"$" not in value)
     }
+
+
+def defined_by_checks(script: bytes) -> dict[bytes, bytes]:
+    """The macros that a script defines by what it finds, each with the first of its values; no switches.
+
+    Attributes are left out, and so is what may replace a name of the system: macros of GNU's own scripts,
+    names in lower case but for those of headers.
+    """
+    values: dict[bytes, bytes] = {}
+    for name, value, _ in _definitions(_COMMENT.sub(b"", script)) if _GNU not in script else ():
+        is_attribute = value.startswith(b"__attribute__")
+        if (name.isupper() or value[:1] == b"<" or is_attribute) and not _NO_VALUE.search(value):
+            values.setdefault(name, b"" if is_attribute else value)
+    return values
 
 
 def _definitions(text: bytes) -> Iterator[tuple[bytes, bytes, bool]]:

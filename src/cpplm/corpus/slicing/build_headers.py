@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from cpplm.core.storage import sha256
 from cpplm.corpus.ingest.discovery import AUTOCONF_SCRIPTS
-from cpplm.corpus.slicing.autoconf import always_defined
+from cpplm.corpus.slicing.autoconf import always_defined, defined_by_checks
 
 _LINUX = tomllib.loads(resources.files("cpplm.corpus.slicing").joinpath("linux.toml").read_text("utf-8"))
 # <math.h> is the system's, even where a project has a file of that name (ISO C17 7.1.2, POSIX.1-2017).
@@ -61,8 +61,6 @@ _TEXT_MACRO = re.compile(
 _NUMBER_MACRO = re.compile(rb"-D([A-Z_][A-Z0-9_]+)=(\d+)\b")
 _SHELL_MACRO = re.compile(rb"(?m)^[ \t]*(?:add|config|set)_def(?:ine)?[ \t]+([A-Z_]\w+)[ \t]+(.*)$")
 _WRITTEN_MACRO = re.compile(rb"(?m)(?:^|\")#define ([A-Za-z_]\w*)[ \t]*([\w.]*)[\")]*$")
-# Of autoconf, for code: `AC_DEFINE([NAME], [<header>])`, `AC_DEFINE(NAME, __attribute__((aligned(64))))`.
-_CODE_MACRO = re.compile(rb"(?m)^(?!.*\bdnl\b).*\bAC_DEFINE\(\[?(\w+)\]?,\s*\[?(?:(<[\w./]+>)|__attribute__)")
 _PUBLIC_HEADERS = SYSTEM_HEADERS.union(f"{name}.h" for name in _LINUX["library_headers"].split())
 # What programs make of other files has declarations that the code needs: Qt's, protobuf's, bison's.
 _GENERATED_CODE = re.compile(
@@ -159,7 +157,7 @@ def build_defaults(roots: Iterable[Path]) -> BuildDefaults:
     for root in roots:
         for path in (*sorted(root.glob("*.m4")), *sorted(root.glob("*/*.m4"))):
             with suppress(OSError):
-                macros = dict(_code_macros(path.read_bytes())) | macros
+                macros = defined_by_checks(path.read_bytes()) | macros
         for path in (
             path for name in _BUILD_FILES for path in (root / name, *sorted(root.glob(f"*/{name}")))
         ):
@@ -168,8 +166,10 @@ def build_defaults(roots: Iterable[Path]) -> BuildDefaults:
                 if _GENERATED_SCRIPT in data:
                     continue
                 values |= dict.fromkeys(_OPTION.findall(data), b"1")
-                values |= always_defined(data) if path.name in AUTOCONF_SCRIPTS else {}
                 macros = dict(_defined_macros(data)) | macros
+                if path.name in AUTOCONF_SCRIPTS:
+                    values |= always_defined(data)
+                    macros = defined_by_checks(data) | macros
                 if path.name in AUTOCONF_SCRIPTS and b"GETTEXT" in data:
                     macros.setdefault(b"GETTEXT_PACKAGE", b'""')  # by macros of autoconf's libraries
                 for template, header in _configured_headers(data.decode("utf-8", "replace")):
@@ -186,15 +186,9 @@ def _defined_macros(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     yield from _WRITTEN_MACRO.findall(data)
     for name, value in _SHELL_MACRO.findall(data):
         yield name, b'""' if b'"' in value else value if value.isdigit() else b"0"
-    yield from _code_macros(data)
     yield from ((name, b"") for name in _EXPORT_MACRO.findall(data))
     for match in _TEXT_MACRO.findall(data):
         yield match[0] or match[1], b'""'
-
-
-def _code_macros(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The macros that stand for code in files of autoconf; of several values the first comes last."""
-    return reversed(_CODE_MACRO.findall(data))
 
 
 def _configured_headers(text: str) -> Iterator[tuple[str, str]]:
