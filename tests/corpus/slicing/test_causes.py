@@ -117,6 +117,13 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "a.h": "#include functional_header\nclass aligned A {\npublic:\n  std::function<int()> f;\n};\n",
         "use.cc": '#include "a.h"\nint use(A* a) { return a->f(); }\n',
     },
+    "enumerators of a typedef in a large class": {
+        "a.h": "class A {\npublic:\n  typedef enum {\n    FIRST,\n    LAST\n  } Kind;\n"
+        "  static const int count = LAST - FIRST;\n  int f();\n"
+        + "".join(f"  int member_{n:050};\n" for n in range(900))
+        + "private:\n  int hidden;\n};\n",
+        "use.cc": '#include "a.h"\nint use(A* a) { return a->f(); }\n',
+    },
     "the compiler of Linux, where a template has to be told": {
         "config.h.in": "#cmakedefine01 COMPILER_IS_CLANG\n#cmakedefine01 COMPILER_IS_GNU\n"
         "#if COMPILER_IS_CLANG || COMPILER_IS_GNU\ntypedef int number;\n#else\n#error which?\n#endif\n",

@@ -71,7 +71,8 @@ _TYPEDEF = re.compile(rb"\s*typedef\s+((?:struct|union)\s+\w+)\s*\{.*\}\s*(\w+)\
 _CONVERSION = re.compile(rb"::\s*operator\b")
 _OPERATOR = re.compile(rb"\boperator\b")
 _MEMBER_STARTS = (b";", b"{", b"}", b":", b",")  # what a member may begin behind
-_FUNCTION_POINTER = re.compile(rb"[^(]*\((?:\w|\s|::)*\*[^()]*\)\s*\(")  # `int (*f)(int)`, `int (C::*f)(int)`
+# `int (*f)(int)`, `int (C::*f)(int)`; `typedef enum { A, B } C;` declares more than one name.
+_OTHER = re.compile(rb"[^(]*\((?:\w|\s|::)*\*[^()]*\)\s*\(|[^;{(]*\benum\b[^;{(]*\{")
 _METHOD = re.compile(rb"(~?[A-Za-z_]\w*)\s*\(")
 _NO_AGGREGATE = re.compile(rb"\b(?:private|protected|virtual)\b")
 _DATA = re.compile(rb"(?:\A\s*using\s+(?=\w)|\b(?=\w+\s*(?:\[[^]]*\]\s*)*;\s*\Z))(\w+)")
@@ -289,7 +290,7 @@ def _outline(item: Item, macros: MacroTable, *, bare: bool) -> _Outline:
         head = _ALIGNMENT.sub(b"", code[start:head_end])
         pattern = IDENTIFIER if node.type == "enumerator" else _DATA if node in unnamed else _METHOD
         found = pattern.search(head)
-        is_other = (found is None and b"(" not in head) or _FUNCTION_POINTER.match(head) is not None
+        is_other = (found is None and b"(" not in head) or _OTHER.match(head) is not None
         # What is as short may be asked for its value by the compiler: `T data[words_in(n)]`.
         is_short = body is not None and body.end_byte - body.start_byte < _SHORT_BODY
         kept_heads = _KEPT_BARE if bare and not is_short else _KEPT
