@@ -26,6 +26,7 @@ def items(source: str):
         ("template <class T, class U> struct A;", "FORWARD", ["A"]),
         ("enum class E : int;", "FORWARD", ["E"]),
         ("namespace empty { /* yet */ }", "FORWARD", ["empty"]),
+        ("namespace a { inline namespace b { } }", "FORWARD", ["a", "b"]),
         ("struct A : B { int x; };", "TYPE", ["A"]),
         ('typedef struct a { int x; OLD(number z, "y"); int y; } b, *c;', "TYPE", ["a", "b", "c"]),
         ("enum Color { kRed, kBlue };", "TYPE", ["Color", "kRed", "kBlue"]),

@@ -13,7 +13,7 @@ import tree_sitter
 
 from cpplm.cpp.doc_comments import PackedPairs
 from cpplm.cpp.lexer import IDENTIFIER, Directive
-from cpplm.cpp.segments import Frame
+from cpplm.cpp.segments import Frame, Scope
 from cpplm.cpp.syntax_spans import PackedSpans
 
 _CLASS_TYPES = ("class_specifier", "struct_specifier", "union_specifier", "enum_specifier")
@@ -136,8 +136,11 @@ def _classify(item: Item, node: tree_sitter.Node, code: bytes) -> None:
     elif kind in ("using_declaration", "namespace_alias_definition"):
         _using(item, node, code)
     elif kind == "namespace_definition" and not IDENTIFIER.search(code, code.find(b"{")):
-        item.kind = ItemKind.FORWARD
-        item.names = tuple(name for name in IDENTIFIER.findall(code) if name not in (b"inline", b"namespace"))
+        item.kind = ItemKind.FORWARD  # also of those around it, which may have nothing else in them
+        heads = b" ".join([frame.opener for frame in item.stack if isinstance(frame, Scope)] + [code])
+        item.names = tuple(
+            name for name in IDENTIFIER.findall(heads) if name not in (b"inline", b"namespace")
+        )
     elif kind == "concept_definition":
         item.kind = ItemKind.TYPE
         item.names = _first_identifier(node.child_by_field_name("name"))
