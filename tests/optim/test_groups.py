@@ -43,6 +43,16 @@ def test_tables_gates_and_scalars_do_not_learn_by_muon(config: ModelConfig) -> N
         assert group.muon == (not off), name
 
 
+def test_everything_learns_by_adamw_where_that_has_a_rate() -> None:
+    model, rates = Transformer(CONFIGS["all"]), LearningRates(adamw_lr=1e-3, weight_decay=0.1)
+    optimizer = build_optimizer(model, rates, batch_tokens=2**10)
+    found = [entry["group"] for entry in optimizer.param_groups]
+    assert {name for group in found for name in group.names} == dict(model.named_parameters()).keys()
+    assert not any(group.muon for group in found)
+    assert {group.learning_rate for group in found} == {1e-3}
+    assert {group.weight_decay for group in found} == {0.1, 0.0}
+
+
 def test_scaling() -> None:
     small, reference = groups(6, 2**17), groups(12, 2**19)
     assert small["blocks.0.mlp.up.weight"].learning_rate == pytest.approx(0.02 / 2)

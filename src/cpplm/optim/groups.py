@@ -100,7 +100,16 @@ def param_groups(
     groups = []
     for (pattern, rate, share), members in names_by_role.items():
         names, learning_rate = tuple(members), base_rates[rate] * share
-        if rate == "matrix":
+        if rates.adamw_lr > 0 and rate != "scale":
+            group = ParamGroup(
+                names,
+                muon=False,
+                learning_rate=rates.adamw_lr,
+                weight_decay=rates.weight_decay if rate == "matrix" else 0.0,
+                beta1=rates.adam_beta1,
+                beta2=rates.adam_beta2,
+            )
+        elif rate == "matrix":
             beta2 = rates.muon_beta2 or None
             group = ParamGroup(names, muon=True, learning_rate=learning_rate, weight_decay=decay, beta2=beta2)
         else:

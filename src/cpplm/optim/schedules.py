@@ -34,9 +34,12 @@ class LearningRates:
     """AdamW's decay of the first moment."""
     adam_beta2: float = 0.95
     """AdamW's decay of the second moment."""
+    adamw_lr: float = 0.0
+    """Learn everything by AdamW at this rate instead, whatever the batch (0 = off)."""
 
     def __post_init__(self) -> None:
-        for name in ("matrix_lr", "embedding_lr", "unembedding_lr", "scalar_lr", "weight_decay"):
+        names = ("matrix_lr", "embedding_lr", "unembedding_lr", "scalar_lr", "weight_decay", "adamw_lr")
+        for name in names:
             if not 0 <= getattr(self, name) < float("inf"):
                 raise UserError(
                     f"--{name} {getattr(self, name)} is not a rate", fix="Use a number from 0 up."

@@ -65,17 +65,6 @@ def test_has_include_is_answered_by_the_project(tmp_path):
     assert "#if __has_include(<optional>)\n#include <optional>\n#endif\n" in document.text
 
 
-def test_branches_that_nothing_decides(tmp_path):
-    """Own text keeps them all; of borrowed text that is there which is read where nothing is defined."""
-    files = {
-        "a.h": "#ifdef WITH_TRACE\nvoid trace(int n);\n#else\n#define trace(n)\n#endif\n",
-        "use.c": '#include "a.h"\n#ifdef WITH_TRACE\nint traced;\n#endif\nvoid use(void) { trace(1); }\n',
-    }
-    text = one_document(tmp_path, files, of="use.c").text
-    assert "void trace" not in text
-    in_order(text, "#define trace(n)", "#ifdef WITH_TRACE\nint traced;\n#endif", "void use(void)")
-
-
 def test_a_header_that_includes_itself_under_another_macro(tmp_path):
     source = (
         '#ifndef TYPE\n#define TYPE int\n#include "twice.h"\n#undef TYPE\n#define TYPE char\n'

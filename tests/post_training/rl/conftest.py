@@ -35,6 +35,6 @@ def settings(tasks: Path, chat_model: Path, tmp_path: Path) -> RlSettings:
     """A run of four steps, which takes some seconds."""
     return RlSettings(
         tasks=tasks, init_from=str(chat_model), out=tmp_path / "run", num_prompts=2, num_samples=6,
-        num_iterations=4, device_batch_size=4, lr_scale=0.2, audit_items=0, device_type="cpu",
+        num_iterations=4, device_batch_size=4, audit_items=0, device_type="cpu",
         precision="fp32",
     )  # fmt: skip

@@ -218,8 +218,6 @@ class Expander:
                 stack = [frame for frame in item.stack if isinstance(frame, Condition)]
                 stacks = [*file.guards.get(number, ()), *stack]
                 live = conditions.live(stacks)
-                if live is None and not visit.own and of_likely.live(stacks) is False:
-                    live = False
                 is_likely = likely and of_likely.live(stacks) is True
                 visit.decided.update(id(frame) for frame in stack if conditions.live([frame]))
                 left = tuple(frame for frame in item.stack if id(frame) not in visit.decided)

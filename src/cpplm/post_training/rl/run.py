@@ -41,7 +41,7 @@ from cpplm.tasks.item import TaskItem, first_of_each_kind, read_tasks
 from cpplm.tasks.kinds import KINDS
 from cpplm.train.backend import TrainBackend
 from cpplm.train.checkpoint.async_writer import CheckpointWriter
-from cpplm.train.checkpoint.format import Checkpoint, Stage
+from cpplm.train.checkpoint.format import Checkpoint
 from cpplm.train.checkpoint.source import find_source, scaled_rates, train_settings_of
 from cpplm.train.data import train_loader
 from cpplm.train.distributed import DistContext
@@ -53,8 +53,6 @@ _SETTINGS = "rl.json"
 _MAY_CHANGE = ("out", "tasks", "init_from", "num_iterations", "max_minutes", "headers", "workers",
                "audit_items", "decode_batch_size", "save_every", "save_minutes", "keep_last", "upload_dir",
                "memory", "device_type", "train_from", "engines")  # fmt: skip
-# 0.05 of pre-training's, where fine-tuning has had 0.2 of them.
-_LR_SCALES: dict[Stage, float] = {"base": 0.05, "mid": 0.05, "sft": 0.25, "rl": 1.0}
 
 
 def train_by_rewards(settings: RlSettings, extra_callbacks: Sequence[Callback] = ()) -> RunSummary:
@@ -66,7 +64,6 @@ def train_by_rewards(settings: RlSettings, extra_callbacks: Sequence[Callback] =
     """
     refuse_jax(settings.backend, settings.device_type)
     source, scale = find_source(settings.init_from, settings.out, settings.upload_dir, settings.lr_scale)
-    scale = scale if scale > 0 else _LR_SCALES[source.stage]
     tasks = RlTasks(settings, source)
     training = train_settings(settings, source, scale)
     is_new = not settings.out.exists()
@@ -178,6 +175,9 @@ def _compilers_that_fit() -> int:
 def train_settings(settings: RlSettings, source: Checkpoint, lr_scale: float) -> TrainSettings:
     """The training run that the settings describe, but for its data.
 
+    Muon moves the weights as far whatever the gradient is, and with it nothing is learned from a few noisy
+    answers (docs/reinforcement-learning.md): AdamW is the default.
+
     A step's batch has as many rows as its answers need; what `total_batch_size` says is one forward pass.
     """
     context = settings.max_seq_len if settings.max_seq_len > 0 else source.config().max_seq_len
@@ -190,7 +190,9 @@ def train_settings(settings: RlSettings, source: Checkpoint, lr_scale: float) ->
         max_seq_len=context,
         num_iterations=-1 if by_clock else settings.num_iterations if settings.num_iterations > 0 else 100,
         total_batch_size=settings.device_batch_size * context,
-        rates=scaled_rates(source, lr_scale),
+        rates=scaled_rates(source, lr_scale)
+        if lr_scale > 0
+        else replace(scaled_rates(source, 1.0), adamw_lr=settings.adamw_lr),
         schedule=Schedule(warmdown_ratio=settings.warmdown_ratio),
         data=DataSettings(document_mask=True),
         sample_every=-1,

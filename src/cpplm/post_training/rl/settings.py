@@ -142,9 +142,10 @@ class RlSettings(SessionSettings):
     """Tokens of a row; longer tasks are left out (-1 = the model's context)."""
     device_batch_size: int = 8
     """Rows per forward pass."""
+    adamw_lr: float = 3e-4
+    """Learning rate of AdamW, for all weights."""
     lr_scale: float = -1.0
-    """Learning rates, as a multiple of those in the run of --init_from (-1 = 0.05, after
-    fine-tuning 0.25; rft 0.2)."""
+    """Learn as the run of --init_from did instead, at this multiple of its rates (-1 = not; rft 0.2)."""
     warmdown_ratio: float = 1.0
     """Share of the run, at its end, in which the learning rate falls to zero."""
     eval_every: int = -1
@@ -180,6 +181,8 @@ class RlSettings(SessionSettings):
                 raise UserError(f"--{name} {getattr(self, name)}", fix="Use a positive number, or -1.")
         if not (0 < self.lr_scale < float("inf") or self.lr_scale == -1) or not 0 <= self.min_entropy < 1:
             raise UserError("--lr_scale is positive, --min_entropy a share", fix="Use 0.05 and 0.1.")
+        if not 0 < self.adamw_lr < float("inf"):
+            raise UserError(f"--adamw_lr {self.adamw_lr} is not a rate", fix="Use 3e-4.")
         if not 0 <= self.warmdown_ratio <= 1:
             raise UserError(f"--warmdown_ratio {self.warmdown_ratio}", fix="Use a number from 0 to 1.")
         if self.rollouts_only and self.train_from:

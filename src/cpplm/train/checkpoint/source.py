@@ -64,5 +64,6 @@ def scaled_rates(source: Checkpoint, scale: float) -> LearningRates:
         embedding_lr=scale * rates.embedding_lr,
         unembedding_lr=scale * rates.unembedding_lr,
         scalar_lr=scale * rates.scalar_lr,
+        adamw_lr=scale * rates.adamw_lr,
         weight_decay=0.0,
     )
