@@ -48,7 +48,7 @@ def train_all(args: Any, seed: int) -> dict[str, Path]:
     start, runs = args.init_from, {"base": args.init_from}
     clock = ("--max_minutes", args.minutes)
     if args.sft_minutes:
-        sft = ("sft", args.tasks, *args.more_data, *common, "--eval_every", -1)
+        sft = ("sft", args.gold or args.tasks, *args.more_data, *common, "--eval_every", -1)
         rates = ("--lr_scale", args.sft_lr_scale)
         start = runs["sft"] = train(
             work / "sft", *sft, "--init_from", start, "--max_minutes", args.sft_minutes, *rates
@@ -59,7 +59,7 @@ def train_all(args: Any, seed: int) -> dict[str, Path]:
           args.num_prompts, "--num_samples", args.num_samples)  # fmt: skip
     if args.sft_minutes:
         runs["rft"] = train(work / "rft", *rl, "--method", "rft")
-    rates = ("--lr_scale", args.rl_lr_scale)
+    rates = ("--adamw_lr", args.adamw_lr)
     runs["shuffled"] = train(work / "shuffled", *rl, "--shuffle_rewards", *rates)
     return {"rl": train(work / "rl", *rl, *rates), **runs}
 
@@ -105,12 +105,13 @@ def lines_of(results: Sequence[dict[str, Any]]) -> list[str]:
 def main() -> None:
     """The command line."""
     parser = command_line(
-        __doc__, kind="tiny", seeds=3, sft_minutes=2.0, minutes=3.0, sft_lr_scale=0.4, rl_lr_scale=0.25,
+        __doc__, kind="tiny", seeds=3, sft_minutes=2.0, minutes=3.0, sft_lr_scale=0.4, adamw_lr=3e-4,
         num_prompts=16, num_samples=8, max_seq_len=512, pass_samples=8, pass_items=100, threads=1,
     )  # fmt: skip
     parser.add_argument("tasks", type=Path, help="folder of 'cpplm tasks build'")
     parser.add_argument("--val_tasks", type=Path, help="folder with the held-out tasks, if it is another")
     parser.add_argument("--init_from", type=Path, required=True, help="run of 'cpplm train'")
+    parser.add_argument("--gold", type=Path, help="folder with the tasks to fine-tune on, if it is another")
     parser.add_argument("--more_data", type=Path, nargs="*", default=[], help="more for fine-tuning")
     parser.add_argument("--guards", type=Path, help="corpus to measure bits per byte and holes on, too")
     parser.add_argument("--work", type=Path, required=True, help="folder for the runs")
