@@ -59,7 +59,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "induction": (*PLAIN, "--induction", "on"),
     "cpplm": ("--preset", "cpplm"),
     "cpplm without induction": ("--preset", "cpplm", "--induction", "off"),
-    "cpplm and engram memory": ("--preset", "cpplm", "--engram", "memory"),
+    "cpplm without engram": ("--preset", "cpplm", "--engram", "off"),
     "cpplm without value embeddings": ("--preset", "cpplm", "--value_embeddings", "off"),
     "cpplm without smear": ("--preset", "cpplm", "--smear", "off"),
     "cpplm without backout": ("--preset", "cpplm", "--backout", "off"),

@@ -41,7 +41,7 @@ from cpplm.train.settings import TrainSettings, model_config
 
 BASE = "cpplm"
 ADAMW = "llama, AdamW"
-CONTENDERS = (BASE, "cpplm without induction", "cpplm and engram memory", "nanochat", "llama", ADAMW)
+CONTENDERS = (BASE, "cpplm without induction", "cpplm without engram", "nanochat", "llama", ADAMW)
 DRAWS, INTERVAL = 2000, (5, 95)
 Points = Mapping[str, Sequence[tuple[float, float]]]
 """By level: operations and bits per byte, a pair for each seed."""

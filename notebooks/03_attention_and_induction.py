@@ -270,5 +270,5 @@ display(HTML(to_shaded_html(tokens, tokens.encode(code + code), scored.bits.toli
 #   both.
 # - Put code of yours in the place of `code`. How much of it repeats? The arcs tell before any model is
 #   asked.
-# - `ArchitectureSettings(engram="memory")`: the n-gram memory is the other way in which our
+# - `ArchitectureSettings(induction="on", engram="off")`: the n-gram memory is the other way in which our
 #   models remember what stood there. docs/model.md says what each feature brings.

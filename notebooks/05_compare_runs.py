@@ -16,8 +16,8 @@
 # %% [markdown]
 # ## Settings
 #
-# `changes` are settings by name, of any field of `TrainSettings`. Without induction
-# the model loses a part; put in what you want to know. Each run takes about half a minute on a
+# `changes` are settings by name, of any field of `TrainSettings`. With induction or the memory of n-grams
+# turned off the model loses a part; put in what you want to know. Each run takes about half a minute on a
 # quiet laptop.
 
 # %% tags=["parameters"]
@@ -29,7 +29,7 @@ changes = {
     "base": {},
     "other seed": {"seed": 1},
     "no induction": {"architecture": ArchitectureSettings(induction="off")},
-    "with n-grams": {"architecture": ArchitectureSettings(engram="memory")},
+    "no n-grams": {"architecture": ArchitectureSettings(engram="off")},
 }
 
 # %%

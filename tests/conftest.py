@@ -11,6 +11,7 @@ import torch
 
 from cpplm.core.shards import write_manifest, write_shard
 from cpplm.core.storage import Storage
+from cpplm.model.settings import ArchitectureSettings
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.settings import TrainSettings
 from tests.texts import cpp_document, make_tokenizer
@@ -26,6 +27,9 @@ if (
 ):  # of a shell's background job; programs would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # the models here are tiny: more threads only wait for each other
+
+# The default model for tests that train it: its n-gram tables are most of what has to be made and saved.
+SMALL_TABLES = ArchitectureSettings(engram_table_size=100)
 
 SCHEMA = pa.schema([("text", pa.string()), ("id", pa.string()), ("project", pa.string())])
 
@@ -61,7 +65,7 @@ def small_run(corpus: Path, tokenizer_path: Path) -> TrainSettings:
     return TrainSettings(
         data_dir=(str(corpus),), tokenizer=tokenizer_path, out=Path("nowhere"), depth=1, head_dim=16,
         max_seq_len=64, device_batch_size=2, total_batch_size=128, num_iterations=8, eval_every=-1,
-        no_compile=True, precision="fp32",
+        architecture=SMALL_TABLES, no_compile=True, precision="fp32",
     )  # fmt: skip
 
 

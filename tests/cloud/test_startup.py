@@ -234,7 +234,6 @@ def test_the_command_that_trains() -> None:
         "document_mask": True,
         "no_compile": False,
         "mesh": "data=4",
-        "engram": "memory",
         "engram_layers": [1, 2],
     }
     spec = RunSpec("gs://b/r", "c", "t", train, type="v6e-4")
@@ -242,7 +241,7 @@ def test_the_command_that_trains() -> None:
     assert command[3:] == [
         "train", "corpus", "--tokenizer", "tok", "--out", "run", "--backend", "jax",
         "--upload_dir", "gs://b/r/checkpoints", "--heartbeat_seconds=10.0", "--depth=4", "--document_mask",
-        "--mesh=data=4", "--engram=memory", "--engram_layers", "1", "2",
+        "--mesh=data=4", "--engram_layers", "1", "2",
     ]  # fmt: skip
     several = train_command(RunSpec("gs://b/r", "c", "t", type="v6e-16"), "corpus", "tok", "run")
     assert "--multi_host" in several

@@ -29,6 +29,7 @@ max_seq_len = 64
 device_batch_size = 2
 total_batch_size = 128
 num_iterations = 100
+engram_table_size = 100
 eval_every = 40
 eval_tokens = 500
 sample_every = -1

@@ -12,7 +12,7 @@ from cpplm.train.checkpoint.weights import load_tensors
 from tests.commands import cpplm
 
 SMALL = ["--depth", "1", "--head_dim", "16", "--max_seq_len", "64", "--device_batch_size", "2",
-         "--total_batch_size", "128", "--no_compile",
+         "--total_batch_size", "128", "--engram_table_size", "100", "--no_compile",
          "--eval_every", "-1"]  # fmt: skip
 
 

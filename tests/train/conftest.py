@@ -6,6 +6,7 @@ import pytest
 
 from cpplm.optim.schedules import LearningRates
 from cpplm.train.settings import TrainSettings
+from tests.conftest import SMALL_TABLES
 
 
 @pytest.fixture
@@ -30,4 +31,5 @@ def small_settings(corpus: Path, tokenizer_path: Path, out: Path) -> TrainSettin
         eval_every=4,
         eval_tokens=500,
         no_compile=True,
+        architecture=SMALL_TABLES,
     )

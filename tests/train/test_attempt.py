@@ -296,7 +296,7 @@ def flags(settings: TrainSettings, run: Storage) -> list[object]:
         settings.data_dir[0], "--tokenizer", settings.tokenizer, "--out", settings.out, "--upload_dir",
         run.location, "--depth", 2, "--aspect_ratio", 16, "--head_dim", 16, "--max_seq_len", 32,
         "--device_batch_size", 4, "--total_batch_size", 256, "--num_iterations", 100000, "--eval_every", -1,
-        "--sample_every", -1, "--no_compile", "--heartbeat_seconds", 0.1,
+        "--sample_every", -1, "--engram_table_size", 200, "--no_compile", "--heartbeat_seconds", 0.1,
     ]  # fmt: skip
 
 

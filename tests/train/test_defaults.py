@@ -125,7 +125,7 @@ def test_a_run_is_described_before_it_begins() -> None:
     steps = training_budget(chosen, config).steps
     said = describe_run(chosen, config, training_budget(chosen, config), cpu(1.0), 2 * 10**9, 0.0)
     assert f"{steps:,} steps of {chosen.total_batch_size:,} tokens" in said
-    assert "1 x a processor; about 2 of 16 GB memory; about 64." in said
+    assert "1 x a processor; about 2 of 16 GB memory; about 70." in said
     timed = dataclasses.replace(chosen, max_minutes=30.0)
     said = describe_run(timed, config, training_budget(timed, config), cpu(1.0), None, 0.5)
     assert "about 15.0 minutes to train" in said

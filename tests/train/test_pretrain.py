@@ -23,7 +23,7 @@ from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
 from cpplm.train.torch_backend import TorchTrainModule
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
-from tests.conftest import write_corpus
+from tests.conftest import SMALL_TABLES, write_corpus
 from tests.train.records import records
 
 
@@ -72,7 +72,7 @@ ALL_DATA = DataSettings(document_mask=True, short_seq_len=16, short_seq_ratio=0.
 
 @pytest.mark.parametrize(
     ("die", "architecture", "data"),
-    [(False, ArchitectureSettings(), DataSettings()), (True, EVERYTHING, ALL_DATA)],
+    [(False, SMALL_TABLES, DataSettings()), (True, EVERYTHING, ALL_DATA)],
     ids=["plain, stopped", "everything, killed"],
 )
 def test_resume_is_bit_exact(

@@ -291,8 +291,10 @@ class ModelConfig:
 
     @classmethod
     def from_depth(cls, depth: int, **rest: Any) -> ModelConfig:
-        """Our default: nanochat's recipe and induction (LOG.md, 2026-11-22 and 26)."""
-        return replace(cls.nanochat(depth, **rest), induction=True)
+        """Our default: nanochat's recipe, a memory of n-grams, induction (LOG.md, 2026-11-21 and 22)."""
+        recipe = cls.nanochat(depth, **rest)
+        memory = EngramConfig.for_model(recipe.num_layers, recipe.model_dim)
+        return replace(recipe, engram=memory, induction=True)
 
     @classmethod
     def llama(cls, depth: int, **rest: Any) -> ModelConfig:

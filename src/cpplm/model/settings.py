@@ -43,7 +43,7 @@ class ArchitectureSettings:
     induction: Switch = "preset"
     """Each embedding takes in the token that followed the longest earlier match of the last tokens."""
 
-    engram: Literal["off", "memory", "local"] = "off"
+    engram: Literal["preset", "off", "memory", "local"] = "preset"
     """N-gram memory: hashed tables (memory), or a branch over the last states (local)."""
     engram_layers: tuple[int, ...] = ()
     """Layers with it, from 0 (none = the second and the middle one)."""
@@ -92,12 +92,13 @@ class ArchitectureSettings:
     def __post_init__(self) -> None:
         for feature in ("mhc", "mtp", "dsa"):
             self._refuse_idle(feature, getattr(self, feature), f"--{feature}")
-        self._refuse_idle("engram", self.engram != "off", "--engram memory")
-        if self.engram == "memory" and self.engram_bottleneck_dim:
+        kind = self._engram_kind()
+        self._refuse_idle("engram", kind != "off", "--engram memory")
+        if kind == "memory" and self.engram_bottleneck_dim:
             raise UserError(
                 "--engram_bottleneck_dim does nothing with --engram memory", fix="Use --engram local."
             )
-        if self.engram == "local":
+        if kind == "local":
             for name in ("engram_heads", "engram_head_dim", "engram_table_size"):
                 if getattr(self, name) != getattr(type(self), name):
                     raise UserError(f"--{name} does nothing with --engram local", fix="Use --engram memory.")
@@ -111,6 +112,12 @@ class ArchitectureSettings:
         for name in ("mtp_lambda", "mtp_final_lambda"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise UserError(f"--{name} {getattr(self, name)}", fix="Use a number from 0 up.")
+
+    def _engram_kind(self) -> Literal["off", "memory", "local"]:
+        """The kind that was asked for, or that the preset has."""
+        if self.engram != "preset":
+            return self.engram
+        return "memory" if self.preset == "cpplm" else "off"
 
     def _refuse_idle(self, feature: str, on: bool, switch: str) -> None:
         """A value of a feature that is off would do nothing."""
@@ -144,18 +151,8 @@ class ArchitectureSettings:
         for name, choice in choices.items():
             if choice != "preset":
                 changes[name] = choice == "on" if choice in ("on", "off") else choice
-        if self.engram != "off":
-            changes["engram"] = EngramConfig.for_model(
-                base.num_layers,
-                base.model_dim,
-                kind=self.engram,
-                layers=self.engram_layers,
-                ngram_orders=self.engram_ngram_orders,
-                bottleneck_dim=self.engram_bottleneck_dim,
-                num_heads=self.engram_heads,
-                head_dim=self.engram_head_dim,
-                table_size=self.engram_table_size,
-            )
+        kind = self._engram_kind()
+        changes["engram"] = None if kind == "off" else self._engram(base, kind)
         if self.mhc:
             changes["hyper_connections"] = HyperConnectionsConfig(
                 self.mhc_num_branches, self.mhc_sinkhorn_iters
@@ -171,6 +168,19 @@ class ArchitectureSettings:
                 indexer_dim=self.dsa_indexer_dim,
             )
         return dataclasses.replace(base, **changes)
+
+    def _engram(self, base: ModelConfig, kind: Literal["memory", "local"]) -> EngramConfig:
+        return EngramConfig.for_model(
+            base.num_layers,
+            base.model_dim,
+            kind=kind,
+            layers=self.engram_layers,
+            ngram_orders=self.engram_ngram_orders,
+            bottleneck_dim=self.engram_bottleneck_dim,
+            num_heads=self.engram_heads,
+            head_dim=self.engram_head_dim,
+            table_size=self.engram_table_size,
+        )
 
     def multi_token_weight(self, progress: float) -> float:
         """Weight of the further tokens' loss: high first, low in the last third (as DeepSeek-V3)."""

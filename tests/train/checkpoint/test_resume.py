@@ -17,6 +17,7 @@ from cpplm.train.checkpoint.save import write_checkpoint
 from cpplm.train.checkpoint.weights import load_tensors
 from cpplm.train.pretrain import model_config, pretrain
 from cpplm.train.settings import TrainSettings
+from tests.conftest import SMALL_TABLES
 from tests.object_store import object_store
 from tests.train.checkpoints import files_below, tensors
 from tests.train.records import records
@@ -151,7 +152,7 @@ def test_a_run_moves_to_another_machine_through_the_bucket(
     stays = TrainSettings(
         data_dir=(str(corpus),), tokenizer=tokenizer_path, out=tmp_path / "stays", depth=1, aspect_ratio=16,
         head_dim=16, max_seq_len=32, device_batch_size=4, total_batch_size=128, num_iterations=4,
-        eval_every=-1, save_every=1, no_compile=True,
+        eval_every=-1, architecture=SMALL_TABLES, save_every=1, no_compile=True,
     )  # fmt: skip
     pretrain(stays)
     moves = dataclasses.replace(stays, out=tmp_path / "moves", upload_dir="s3://bucket/run")
