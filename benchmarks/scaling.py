@@ -13,7 +13,8 @@ to seeds drawn anew at each level. At C beyond the last level, as at `--extrapol
 extrapolation of laws that know no floor.
 
 `llama, AdamW` is the plain Llama with AdamW for its matrices, too, at `--adamw_lr`; all others learn them by
-Muon. Results are kept in WORK: run the command again, and it goes on.
+Muon. Flags that the benchmark does not know, such as `--engram off`, go to `cpplm train` before the variant's
+own. Results are kept in WORK: run the command again, and it goes on.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ def settings_of(arguments: argparse.Namespace, variant: str, level: str, seed: i
     depth, width = map(int, shape.split("x"))
     out = Path(arguments.work) / f"{variant}-{level}-{seed}".replace(" ", "_").replace(",", "")
     flags = ["--data_dir", arguments.corpus, "--tokenizer", arguments.tokenizer, "--out", str(out),
-             *VARIANTS[variant.removesuffix(", AdamW")], "--depth", str(depth), "--seed", str(seed),
-             "--aspect_ratio", str(width // depth), "--head_dim", "32", "--tokenizer_threads", "1",
+             *arguments.flags, *VARIANTS[variant.removesuffix(", AdamW")], "--depth", str(depth),
+             "--seed", str(seed), "--aspect_ratio", str(width // depth), "--head_dim", "32", "--tokenizer_threads", "1",
              "--num_iterations", str(round(float(millions) * 1e6 / arguments.batch)), "--fim_rate", "0",
              "--total_batch_size", str(arguments.batch), "--eval_every", "1000000", "--keep_last", "1",
              "--save_minutes", "-1", "--eval_tokens", str(arguments.eval_tokens)]  # fmt: skip
@@ -158,7 +159,7 @@ def main() -> None:
         parser.add_argument(name)
     parser.add_argument("--only", nargs="+", choices=(*VARIANTS, ADAMW), default=list(CONTENDERS))
     parser.add_argument("--one", nargs=3, metavar=("VARIANT", "LEVEL", "SEED"), help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments, arguments.flags = parser.parse_known_args()
     if arguments.one:
         sys.stdout.write(json.dumps(train_one(arguments, *arguments.one)) + "\n")
         return
