@@ -55,7 +55,8 @@ def settings_of(arguments: argparse.Namespace, variant: str, level: str, seed: i
     out = Path(arguments.work) / f"{variant}-{level}-{seed}".replace(" ", "_").replace(",", "")
     flags = ["--data_dir", arguments.corpus, "--tokenizer", arguments.tokenizer, "--out", str(out),
              *arguments.flags, *VARIANTS[variant.removesuffix(", AdamW")], "--depth", str(depth),
-             "--seed", str(seed), "--aspect_ratio", str(width // depth), "--head_dim", "32", "--tokenizer_threads", "1",
+             "--seed", str(seed), "--aspect_ratio", str(width // depth), "--head_dim", "32",
+             "--tokenizer_threads", "1",
              "--num_iterations", str(round(float(millions) * 1e6 / arguments.batch)), "--fim_rate", "0",
              "--total_batch_size", str(arguments.batch), "--eval_every", "1000000", "--keep_last", "1",
              "--save_minutes", "-1", "--eval_tokens", str(arguments.eval_tokens)]  # fmt: skip
