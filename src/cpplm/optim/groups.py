@@ -97,28 +97,31 @@ def param_groups(
     names_by_role: dict[tuple[str, str, float], list[str]] = {}
     for name in parameters:
         names_by_role.setdefault(param_role(name), []).append(name)
-    groups = []
-    for (pattern, rate, share), members in names_by_role.items():
-        names, learning_rate = tuple(members), base_rates[rate] * share
-        if rates.adamw_lr > 0 and rate != "scale":
-            group = ParamGroup(
-                names,
-                muon=False,
-                learning_rate=rates.adamw_lr,
-                weight_decay=rates.weight_decay if rate == "matrix" else 0.0,
-                beta1=rates.adam_beta1,
-                beta2=rates.adam_beta2,
-            )
-        elif rate == "matrix":
-            beta2 = rates.muon_beta2 or None
-            group = ParamGroup(names, muon=True, learning_rate=learning_rate, weight_decay=decay, beta2=beta2)
-        else:
-            beta1 = SLOW_FIRST_MOMENT.get(pattern, rates.adam_beta1)
-            group = ParamGroup(
-                names, muon=False, learning_rate=learning_rate, beta1=beta1, beta2=rates.adam_beta2
-            )
-        groups.append(group)
-    return groups
+    return [
+        _group(tuple(members), pattern, rate, base_rates[rate] * share, rates, decay)
+        for (pattern, rate, share), members in names_by_role.items()
+    ]
+
+
+def _group(
+    names: tuple[str, ...], pattern: str, rate: str, learning_rate: float, rates: LearningRates, decay: float
+) -> ParamGroup:
+    """The group of the parameters of one role: `decay` is Muon's."""
+    if rate == "matrix" and not rates.adamw_lr:
+        beta2 = rates.muon_beta2 or None
+        return ParamGroup(names, muon=True, learning_rate=learning_rate, weight_decay=decay, beta2=beta2)
+    beta1, decay = SLOW_FIRST_MOMENT.get(pattern, rates.adam_beta1), 0.0
+    if rates.adamw_lr and rate != "scale":
+        learning_rate, beta1 = rates.adamw_lr, rates.adam_beta1
+        decay = rates.weight_decay if rate == "matrix" else 0.0
+    return ParamGroup(
+        names,
+        muon=False,
+        learning_rate=learning_rate,
+        weight_decay=decay,
+        beta1=beta1,
+        beta2=rates.adam_beta2,
+    )
 
 
 def build_optimizer(
