@@ -53,8 +53,9 @@ def kill_in_a_trial(worker: subprocess.Popen[str], folder: Path) -> int:
             run = Path(child.cmdline()[-1].removeprefix("--out="))
             saved = list(run.glob("checkpoints/step_*/manifest.json"))
             if saved and not (run / "checkpoints" / "step_000090").exists():
-                for process in (psutil.Process(worker.pid), child):
-                    process.send_signal(signal.SIGKILL)
+                worker.send_signal(signal.SIGSTOP)  # or its trial would stop by itself, and say so
+                child.kill()
+                worker.kill()
                 worker.communicate()
                 return int(run.name)
         time.sleep(0.01)
