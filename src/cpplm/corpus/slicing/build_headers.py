@@ -16,7 +16,9 @@ from cpplm.core.storage import sha256
 from cpplm.corpus.ingest.discovery import AUTOCONF_SCRIPTS
 from cpplm.corpus.slicing.autoconf import always_defined, defined_by_checks
 
-_LINUX = tomllib.loads(resources.files("cpplm.corpus.slicing").joinpath("linux.toml").read_text("utf-8"))
+_LINUX = tomllib.loads(
+    resources.files("cpplm.corpus.slicing").joinpath("linux_build_config.toml").read_text("utf-8")
+)
 # <math.h> is the system's, even where a project has a file of that name (ISO C17 7.1.2, POSIX.1-2017).
 SYSTEM_HEADERS = frozenset(f"{name}.h" for name in _LINUX["system_headers"].split())
 _PLACEHOLDER = re.compile(rb"@(\w+)@|\$\{(\w+)\}")

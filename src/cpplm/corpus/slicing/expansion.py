@@ -125,7 +125,7 @@ class Expansion:
 
 
 class _Around(NamedTuple):
-    """What is known of all items of a visit that have the same stack."""
+    """The state of the branches around all items of a visit that have the same stack."""
 
     live: bool | None  # whether they are read
     conditional: bool  # conditions are in the stack

@@ -313,8 +313,11 @@ class ProjectIndex:
         beside = PurePosixPath(template).with_name(PurePosixPath(target).name).as_posix()
         if beside in self.files:
             return beside
-        built = (name for name, file in self.files.items() if file.is_built)
-        return next((name for name in built if f"/{name}".endswith(f"/{target}")), None)
+        return next((name for name in self._built_files if f"/{name}".endswith(f"/{target}")), None)
+
+    @functools.cached_property
+    def _built_files(self) -> list[str]:
+        return [name for name, file in self.files.items() if file.is_built]
 
     def is_build_written(self, argument: str) -> bool:
         """True for an include that nothing answers, of a header that only a build can have written."""
