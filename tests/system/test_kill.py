@@ -44,10 +44,12 @@ def events(out: Path) -> list[str]:
     return [record["event"] for record in read_run_log(out / "log.jsonl")]
 
 
-def kill_at_random(process: subprocess.Popen[str], out: Path, chance: random.Random) -> bool:
-    """Kill it a random while after its session or its first step began; False if it was at its end."""
+def kill_at_random(
+    process: subprocess.Popen[str], out: Path, chance: random.Random, after: str = "session step step step"
+) -> bool:
+    """Kill it a random while after one of these events of its session; False if it was at its end."""
     begun = events(out).count("session")
-    awaited = chance.choice(["session", "step", "step", "step"])
+    awaited = chance.choice(after.split())
     while process.poll() is None:
         now = events(out)
         if now.count("session") > begun and awaited in now[-1 - now[::-1].index("session") :]:
