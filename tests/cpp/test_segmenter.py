@@ -108,6 +108,19 @@ def test_a_guard_around_a_part_of_a_file_is_taken_off():
     ]
 
 
+@pytest.mark.parametrize(
+    ("condition", "left"),
+    [("(B || C) && !defined(A)", "#if (B || C)"), ("B || C && !defined(A)", ""), ("B && !defined(C)", "")],
+)
+def test_a_guard_beside_a_condition_leaves_the_condition(condition, left):
+    data = f"#if {condition}\n#define A\nint a;\nint b;\n#endif\nint c;\n".encode()
+    result = segment_file(lex(data), MacroTable())
+    assert result.sound
+    stack = result.pieces[0].stack
+    assert [frame.opener.decode() for frame in stack] == ([left or f"#if {condition}"] if stack else [])
+    assert len(result.pieces) == (2 if condition.startswith("B ||") else 4)
+
+
 def test_statement_macros_without_semicolon():
     macros = "#define REGISTER(x) static int reg_##x = 0;\n"
     assert pieces("REGISTER(a)\nREGISTER(b) int c;\n", macros) == ["REGISTER(a)", "REGISTER(b)", "int c;"]

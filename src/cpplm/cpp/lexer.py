@@ -39,7 +39,9 @@ INCLUDE_KEYWORDS = frozenset((b"include", b"include_next", b"import"))
 IF_KEYWORDS = frozenset((b"if", b"ifdef", b"ifndef"))
 ELSE_KEYWORDS = frozenset((b"else", b"elif", b"elifdef", b"elifndef", b"endif"))
 IDENTIFIER = re.compile(rb"[A-Za-z_]\w*")
-_DEFINED_GUARD = re.compile(rb"!\s*defined\s*\(?\s*(\w+)\s*\)?\s*$")
+# `!defined(X)`, and what stands before it: `A && !defined(X)`.
+_DEFINED_GUARD = re.compile(rb"(?:(.*)&&\s*)?!\s*defined\s*\(?\s*(\w+)\s*\)?\s*$")
+_PARENTHESES = re.compile(rb"\([^()]*\)")
 # Conditions that do not hold where g++ runs: their `#else` is the branch to read when both cannot be.
 _FOREIGN = re.compile(rb"\b(?:_WIN32|_WIN64|_MSC_VER|__APPLE__|__cplusplus\s*<)|^\s*0\s*$")
 
@@ -102,6 +104,19 @@ class ConditionalGroup:
             (first.end, second.start)
             for first, second in zip(self.directives, self.directives[1:], strict=False)
         ]
+
+    @property
+    def guard(self) -> tuple[bytes, bytes]:
+        """The macro X of `#ifndef X` and of `#if A && !defined(X)`, and the A of the latter; or nothing."""
+        opening = self.directives[0]
+        match = _DEFINED_GUARD.match(opening.argument) if opening.keyword == b"if" else None
+        if match is None:
+            return opening.macro if opening.keyword == b"ifndef" else b"", b""
+        condition = (match.group(1) or b"").strip()
+        outside = condition
+        while (inner := _PARENTHESES.sub(b"", outside)) != outside:
+            outside = inner
+        return (b"", b"") if b"||" in outside or b"(" in outside else (match.group(2), condition)
 
     def live_branch(self) -> int:
         """The branch to read where only one of them can be."""
@@ -252,9 +267,10 @@ def _find_guard(lexed: LexedSource) -> None:
         return
     for group in lexed.groups:
         opening = group.directives[0]
-        match = _DEFINED_GUARD.match(opening.argument) if opening.keyword == b"if" else None
-        macro = opening.macro if opening.keyword == b"ifndef" else match.group(1) if match else b""
-        if not macro or not all(lexed.is_blank(start, end) for start, end in group.branches()[1:]):
+        macro, condition = group.guard
+        if not macro or condition:
+            continue
+        if not all(lexed.is_blank(start, end) for start, end in group.branches()[1:]):
             continue
         define = defined_in(group, macro, lexed.directives)
         is_around_all = lexed.is_blank(0, group.start) and lexed.is_blank(group.end, len(lexed.data))

@@ -123,6 +123,8 @@ class MacroTable:
             if name not in masks and all(text.endswith((b"}", b";")) for text in texts):
                 masks[name] = "statement"
         pasting = _through_others({name: pairs for name, pairs in sorted(pastes.items()) if pairs}, bodies)
+        # One without arguments renames what has its name: `#define f PREFIX(f)`.
+        pasting = {name: pasting[name] for name in pasting if any(text[:1] == b"(" for text in bodies[name])}
         return cls(dict(sorted(masks.items())), pasting, frozenset(bodies))
 
     def pasted(self, mentions: frozenset[bytes], text: bytes) -> set[bytes]:

@@ -258,22 +258,20 @@ class _Segmenter:
                 return move(start, end)
         if not all(is_whole(part) for part in slices):
             return self._add_code(start, start)
+        line = group.directives[0].line
         if changed & asked:
-            if not self._is_guard(group):
+            # `#ifndef X` around a part of a file that defines X: within one document it always holds.
+            macro, condition = group.guard
+            is_guard = len(group.directives) == 2 and changed & asked == {macro}
+            if not is_guard or defined_in(group, macro, self.lexed.directives) is None:
                 return self._add(start, end, "region", inside)
-            self.passed.update((start, group.directives[-1].start))
-            return self._skip(start, group.directives[0].end)
-        self.stack.append(Condition((group.directives[0].line,), start))
+            self.passed.add(start)
+            if not condition:
+                self.passed.add(group.directives[-1].start)
+                return self._skip(start, group.directives[0].end)
+            line = b"#if " + condition
+        self.stack.append(Condition((line,), start))
         return self._skip(start, group.directives[0].end)
-
-    def _is_guard(self, group: ConditionalGroup) -> bool:
-        """`#ifndef X` around a part of a file that defines X: within one document it always holds."""
-        opening = group.directives[0]
-        return (
-            opening.keyword == b"ifndef"
-            and len(group.directives) == 2
-            and defined_in(group, opening.macro, self.lexed.directives) is not None
-        )
 
     # -- code ----------------------------------------------------------------------------------------------
 

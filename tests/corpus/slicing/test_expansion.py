@@ -22,6 +22,25 @@ def test_a_file_of_macro_calls_is_read_as_often_as_it_is_included(tmp_path):
     assert [tuple(source[:3]) for source in document.sources] == [("a.cc", 1, 7), ("colors.def", 1, 3)]
 
 
+def test_a_header_that_is_read_again_for_its_implementation(tmp_path):
+    """As xxhash.h and lz4frame.h are; its names are those of macros that paste a prefix to them."""
+    files = {
+        "hash.h": "#ifndef HASH_H\n#define HASH_H\n#ifdef PREFIX\n#define JOIN2(a, b) a##b\n"
+        "#define JOIN(a, b) JOIN2(a, b)\n"
+        "#define state_t JOIN(PREFIX, state_t)\n#define hash JOIN(PREFIX, hash)\n#endif\n"
+        "typedef struct { int seed; } state_t;\nint hash(state_t* state);\n#endif\n"
+        "#if (defined(INLINE_ALL) || defined(IMPLEMENTATION)) && !defined(HASH_C)\n#define HASH_C 1\n"
+        "int hash(state_t* state) { return state->seed; }\nint unused(void) { return 1; }\n#endif\n",
+        "use.c": '#include "hash.h"\n#define IMPLEMENTATION\n#include "hash.h"\n#include "hash.h"\n'
+        "int use(void) {\n  state_t state = {1};\n  return hash(&state);\n}\n",
+    }
+    document = one_document(tmp_path, files, of="use.c")
+    assert compile_errors(document.text, language="c") == ""
+    in_order(document.text, "} state_t;", "int hash(state_t* state) {", "int use(void)")
+    assert document.text.count("return state->seed;") == 1
+    assert "unused" not in document.text
+
+
 def test_a_piece_too_long_for_a_document_is_named_by_its_chunks(tmp_path):
     rows = "".join(f'ROW({number}, "the text of row {number}")\n' for number in range(100))
     files = {

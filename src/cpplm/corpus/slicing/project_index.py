@@ -348,7 +348,8 @@ def _guards(parsed: FileItems) -> dict[int, list[Condition]]:
     found: dict[int, list[Condition]] = defaultdict(list)
     for group in reversed(inner_first(parsed.lexed.groups)):
         if group.start in parsed.passed and group.start not in parsed.lexed.guard_directives:
-            condition = Condition((group.directives[0].line,), group.start)
+            macro, beside = group.guard  # what stands beside it is a condition of its own
+            condition = Condition((b"#ifndef " + macro,), group.end if beside else group.start)
             for number, item in enumerate(parsed.items):
                 if group.start <= item.start < group.end:
                     found[number].append(condition)
