@@ -117,7 +117,7 @@ class MacroState:
     project: frozenset[bytes]
     is_c: bool = False
     macros: dict[bytes, Macro | None] = field(default_factory=dict)  # None: not defined
-    closed: bool = False  # what is not known is not defined
+    closed: bool = False  # what is not known is not defined, but for names that compilers and systems have
 
     def __post_init__(self) -> None:
         table = _PREDEFINED | (_PREDEFINED_C if self.is_c else _PREDEFINED_CXX)
@@ -136,7 +136,8 @@ class MacroState:
         found = self._predefined.get(name)
         if found is not None:
             return found
-        if self.closed or name in self.project or name == b"__cplusplus" or self.is_foreign(name):
+        is_known = name in self.project or name == b"__cplusplus" or self.is_foreign(name)
+        if is_known or (self.closed and name[:1] != b"_"):
             return None
         return UNKNOWN
 

@@ -27,6 +27,8 @@ _SPECIFIERS = frozenset(
     b"__inline __inline__ __forceinline __restrict __restrict__ restrict __extension__ __const "
     b"__stdcall __cdecl __fastcall __thiscall __vectorcall register mutable thread_local".split()
 )
+# Macros of these names are for one file, in a trick; elsewhere the words are what they are in the language.
+_STRUCTURAL = frozenset(b"extern namespace class struct union enum template typedef using".split())
 # Attribute syntaxes, up to two levels of brackets deep, and the specifiers that take an argument.
 _ATTRIBUTE = re.compile(
     rb"(?:__attribute__|__attribute|__declspec|alignas|noexcept|throw|explicit|_Alignas|_Pragma|__pragma)\s*"
@@ -114,7 +116,7 @@ class MacroTable:
         changed = True
         while changed:
             changed = False
-            for name in sorted(bodies.keys() - masks.keys()):
+            for name in sorted(bodies.keys() - masks.keys() - _STRUCTURAL):
                 mask = _classify(bodies[name], masks, frozenset()) or _classify(bodies[name], masks, optional)
                 if mask:
                     masks[name] = mask

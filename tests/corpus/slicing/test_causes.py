@@ -148,6 +148,23 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "use.cc": '#include "config.h"\n#ifndef HAVE_RECV\n  Error no recv\n#endif\n#ifndef HAVE_TYPE_BOOL\n'
         "typedef enum { no } bool;\n#endif\nint use() { return (RECV_TYPE_ARG1)sizeof GETTEXT_PACKAGE; }\n",
     },
+    "both branches include a header that guards a part of itself": {
+        "api.h": "/* The API. */\n#ifndef API_H\n#define API_H\ntypedef long number;\n#endif\nvoid api();\n",
+        "impl.h": '#ifdef WITH_INTERNALS\n#include "api.h"\n#define MORE 1\n#else\n#include "api.h"\n'
+        "#define MORE 0\n#endif\n",
+        "use.cc": '#include "impl.h"\nnumber use() { return MORE; }\n',
+    },
+    "a keyword that one file defines": {
+        "trick.c": '#define extern\n#include "shared.h"\n',
+        "shared.h": '#ifdef __cplusplus\nextern "C" {\n#endif\nint f(void);\n'
+        "#ifdef SOME\nint g(void);\n#endif\n#ifdef __cplusplus\n}\n#endif\n",
+        "use.cc": '#include "shared.h"\nint use() { return f(); }\n',
+    },
+    "an #error over the version of a library": {
+        "user.h": "#include <stdint.h>\n#if !(defined(__GLIBC__) && __GLIBC__ >= 2) && !defined(MINI)\n"
+        "#error old\n#endif\n#ifdef MINI\nmini_t small();\n#else\nuint8_t small();\n#endif\n",
+        "use.cc": '#include "user.h"\nuint8_t use() { return small(); }\n',
+    },
     "a source file that another one includes": {
         "trace.h": "#define TRACE(text)\n",
         "use.cc": "void use() { TRACE(1); }\n",

@@ -229,7 +229,7 @@ class Expander:
             if around.live is not False and item.directives:
                 self._directives(visit, number, item, depth, conditions, around)
         for guard in {frame.lines[0] for guards in file.guards.values() for frame in guards}:
-            for state in states:
+            for state in states[visit.is_conditional :]:  # there it may be read again
                 state.macros[guard.split()[-1]] = Macro(b"")  # from now on that part is not read
 
     def _demand(self, frames: Sequence[Frame], file: ParsedFile) -> None:
@@ -278,7 +278,7 @@ class Expander:
             )
             if live is False:
                 continue
-            if keyword == b"error":
+            if keyword == b"error" and likely:
                 self._demand([*item.stack, *inner], visit.file)
             if keyword in INCLUDE_KEYWORDS:
                 undecided = tuple(frame for frame in inner if conditions.live([frame]) is None)
