@@ -31,6 +31,7 @@ from cpplm.cpp.parser import language_of
 from cpplm.cpp.segments import Condition, Frame
 
 _DEEPEST, _MOST_VISITS, _MOST_VISITS_OF_A_FILE = 200, 20_000, 64  # the first as g++ has it
+_STATEMENTS = (b"define", b"undef", b"pragma", b"error")  # no conditions, no includes
 _HAS_INCLUDE = re.compile(rb"__has_include\s*\(\s*(\"[^\"]*\"|<[^>]*>)\s*\)")
 Place = tuple[int, int]  # number of a visit, number of an item in its file
 Decided = Callable[[ParsedFile], Branches]
@@ -253,13 +254,7 @@ class Expander:
         self._expansion._next_rank += _STRETCH
 
     def _directives(
-        self,
-        visit: Visit,
-        number: int,
-        item: Item,
-        depth: int,
-        conditions: Conditions,
-        around: _Around,
+        self, visit: Visit, number: int, item: Item, depth: int, conditions: Conditions, around: _Around
     ) -> None:
         """Carry out the directives of an item that is read, or may be."""
         frames, of_likely = around.frames, around.of_likely
@@ -267,17 +262,17 @@ class Expander:
         removed: list[Directive] = []
         external: list[tuple[tuple[Condition, ...], bytes]] = []
         decided = not visit.own and item.kind == ItemKind.INCLUDE
+        is_dead = not visit.own and item.kind == ItemKind.MACRO
         if len(item.directives) > 4:  # `#if`, an include, `#else`, an include, `#endif`
             self._choose(visit.file.name, item, conditions)
         for directive, inner in nested_directives(visit.file, number):
             keyword = directive.keyword
             live = not inner or conditions.live(inner)
             likely = of_likely is not None and (not inner or of_likely.live(inner) is True)
-            decided = (
-                decided and live is not None and keyword not in (b"define", b"undef", b"pragma", b"error")
-            )
+            decided = decided and live is not None and keyword not in _STATEMENTS
             if live is False:
                 continue
+            is_dead = is_dead and keyword not in _STATEMENTS
             if keyword == b"error" and likely:
                 self._demand([*item.stack, *inner], visit.file)
             if keyword in INCLUDE_KEYWORDS:
@@ -295,10 +290,10 @@ class Expander:
                 self._define(directive, unknown=live is None or is_conditional, likely=likely)
         if item.kind == ItemKind.INCLUDE:
             visit.external[number] = written_includes(external)
-        if decided:
-            visit.gone[number] = visit.external[number]
-        elif removed:
-            visit.gone[number] = without_directives(item, removed)
+        if decided or removed:
+            visit.gone[number] = visit.external[number] if decided else without_directives(item, removed)
+        elif is_dead:
+            visit.live[number] = False
 
     def _define(self, directive: Directive, *, unknown: bool, likely: bool) -> None:
         """Carry out `#define` and `#undef`; `unknown`: they may not be read."""
