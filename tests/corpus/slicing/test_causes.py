@@ -4,6 +4,9 @@ from typing import Any
 
 import pytest
 
+from cpplm.corpus.slicing.shortening import Shortener
+from cpplm.cpp.items import read_items
+from cpplm.cpp.macros import MacroTable
 from tests.corpus.cpp import compile_errors, documents_of, needs_gxx, one_document, write_files
 
 pytestmark = needs_gxx
@@ -219,6 +222,14 @@ def test_what_is_long_goes_where_nobody_names_it(tmp_path, header, own, gone):
     assert document.kind == "compilable"
     assert compile_errors(document.text) == ""
     assert gone not in document.text
+
+
+def test_a_constant_that_a_macro_makes_is_no_function():
+    members = "static const int a = TWO(8, 0);\n  static int g(int b = TWO(1, 2));\n  C& operator=(const C&);"
+    items = read_items(f"class C {{\n  {members}\n}};\n".encode(), MacroTable(), language="c++").items
+    short, gone = Shortener(MacroTable()).skeleton(items[0], frozenset(), bare=True)
+    assert [member.name for member in gone] == [b"g"]
+    assert b"TWO(8, 0)" in short.text
 
 
 def test_members_that_are_pointers_to_functions_are_data(tmp_path):

@@ -71,8 +71,10 @@ _TYPEDEF = re.compile(rb"\s*typedef\s+((?:struct|union)\s+\w+)\s*\{.*\}\s*(\w+)\
 _CONVERSION = re.compile(rb"::\s*operator\b")
 _OPERATOR = re.compile(rb"\boperator\b")
 _MEMBER_STARTS = (b";", b"{", b"}", b":", b",")  # what a member may begin behind
-# `int (*f)(int)`, `int (C::*f)(int)`; `typedef enum { A, B } C;` declares more than one name.
-_OTHER = re.compile(rb"[^(]*\((?:\w|\s|::)*\*[^()]*\)\s*\(|[^;{(]*\benum\b[^;{(]*\{")
+# `int (*f)(int)`, `int (C::*f)(int)`, `int a = F(1)`; `typedef enum { A, B } C;` declares more than one name.
+_OTHER = re.compile(
+    rb"[^(]*\((?:\w|\s|::)*\*[^()]*\)\s*\(|(?!\s*template\b|[^(]*\boperator\b)[^(]*=|[^;{(]*\benum\b[^;{(]*\{"
+)
 _METHOD = re.compile(rb"(~?[A-Za-z_]\w*)\s*\(")
 _NO_AGGREGATE = re.compile(rb"\b(?:private|protected|virtual)\b")
 _DATA = re.compile(rb"(?:\A\s*using\s+(?=\w)|\b(?=\w+\s*(?:\[[^]]*\]\s*)*;\s*\Z))(\w+)")
