@@ -46,8 +46,8 @@ _ABSENT = re.compile(
     rb"|ANDROID|EMSCRIPTEN|wasm|WASM|FreeBSD|NetBSD|OpenBSD|DragonFly|bsd|sun\b|SUN|SVR4|svr4|hpux|AIX|aix|sgi|QNX|VXWORKS"
     rb"|HAIKU|BEOS|OS2|MSDOS|DJGPP|BORLANDC|WATCOMC|SUNPRO|INTEL|ICC|PGI|NVCC|CUDA|HIP|OPENCL|SYCL|arm|aarch64|ARM"
     rb"|mips|MIPS|powerpc|POWERPC|PPC|ppc|riscv|sparc|s390|hppa|alpha|ia64|m68k|i386|i486|i586|i686|M_IX86|M_X64"
-    rb"|vax|mc68|m88|i860|i960|ns32|a29k|AM29K|z8000|gmicro|pyr__|clipper__|uxp|ibm032|CRAY|cray|convex|arc__|ARC__"
-    rb"|sh__|SH[1-5]|loongarch|hexagon|microblaze|nios2|or1k|csky|tile|h8300|v850|bfin"
+    rb"|vax|mc68|m88|i860|i960|ns32|a29k|AM29K|z8000|gmicro|pyr__|clipper__|uxp|ibm032|CRAY|cray__|convex__|arc__|ARC__"
+    rb"|sh__|SH[1-5]__|loongarch|hexagon__|microblaze__|nios2|or1k|csky__|tile__|h8300|v850|bfin"
     rb"|XTENSA|AVR|Fuchsia|native_client|CODEGEARC|DOXYGEN|SWIG|CPPCHECK|COVERITY|BIG_ENDIAN__|STRICT_ANSI|ILP32"
     rb"|SANITIZE|NO_EXCEPTIONS|NO_RTTI)\w*|_?DEBUG|__OPTIMIZE__|__CYGWIN__|CYGWIN"
     # LIB_HAVE_WINDOWS, LIB_OS_MAC
@@ -119,7 +119,7 @@ class MacroState:
     project: frozenset[bytes]
     is_c: bool = False
     macros: dict[bytes, Macro | None] = field(default_factory=dict)  # None: not defined
-    closed: bool = False  # what is not known is not defined, but for names that compilers and systems have
+    closed: bool = False  # what is not known is not defined, but for names of compilers and systems: `_X`
 
     def __post_init__(self) -> None:
         table = _PREDEFINED | (_PREDEFINED_C if self.is_c else _PREDEFINED_CXX)
