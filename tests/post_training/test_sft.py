@@ -106,7 +106,7 @@ def test_killed_runs_end_with_the_same_weights(base: Path, tmp_path: Path) -> No
     finish(start(tmp_path / "alone"))
     chance = random.Random(0)
     for event in ("checkpoint", "step"):  # so that there is one to go on from
-        assert kill_at_random(start(tmp_path / "killed"), tmp_path / "killed", chance, event)
+        assert kill_at_random(start(tmp_path / "killed"), tmp_path / "killed", chance, [event])
     finish(start(tmp_path / "killed"))
     assert records(tmp_path / "killed", "session")[-1]["step"] > 0
     assert_same(tmp_path / "alone", tmp_path / "killed")

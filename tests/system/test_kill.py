@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -45,11 +46,14 @@ def events(out: Path) -> list[str]:
 
 
 def kill_at_random(
-    process: subprocess.Popen[str], out: Path, chance: random.Random, after: str = "session step step step"
+    process: subprocess.Popen[str],
+    out: Path,
+    chance: random.Random,
+    after: Sequence[str] = ("session", "step", "step", "step"),
 ) -> bool:
     """Kill it a random while after one of these events of its session; False if it was at its end."""
     begun = events(out).count("session")
-    awaited = chance.choice(after.split())
+    awaited = chance.choice(after)
     while process.poll() is None:
         now = events(out)
         if now.count("session") > begun and awaited in now[-1 - now[::-1].index("session") :]:

@@ -138,8 +138,8 @@ class MacroState:
         found = self._predefined.get(name)
         if found is not None:
             return found
-        is_known = name in self.project or name == b"__cplusplus" or self.is_foreign(name)
-        if is_known or (self.closed and name[:1] != b"_"):
+        is_given = name in self.project or name == b"__cplusplus"
+        if is_given or (self.closed and name[:1] != b"_") or self.is_foreign(name):
             return None
         return UNKNOWN
 

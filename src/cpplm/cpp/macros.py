@@ -112,16 +112,17 @@ class MacroTable:
             for name, texts in bodies.items()
         }
         masks: dict[bytes, Mask] = {}
+        maskable = {name: texts for name, texts in bodies.items() if name not in _STRUCTURAL}
         optional = frozenset(name for name, texts in bodies.items() if any(not text[1:] for text in texts))
         changed = True
         while changed:
             changed = False
-            for name in sorted(bodies.keys() - masks.keys() - _STRUCTURAL):
+            for name in sorted(maskable.keys() - masks.keys()):
                 mask = _classify(bodies[name], masks, frozenset()) or _classify(bodies[name], masks, optional)
                 if mask:
                     masks[name] = mask
                     changed = True
-        for name, texts in bodies.items():
+        for name, texts in maskable.items():
             if name not in masks and all(text.endswith((b"}", b";")) for text in texts):
                 masks[name] = "statement"
         pasting = _through_others({name: pairs for name, pairs in sorted(pastes.items()) if pairs}, bodies)
