@@ -20,6 +20,7 @@ from cpplm.train.compile import compiled_losses
 
 sizes = dict(num_layers=1, model_dim=32, num_heads=2, num_kv_heads=2, head_dim=16)
 model = Transformer(ModelConfig(vocab_size=320, **sizes))
+model.init_weights()
 loss = compiled_losses(model, [(2, 8)])
 assert loss is not model.training_losses
 assert all(parameter.grad is None for parameter in model.parameters())
