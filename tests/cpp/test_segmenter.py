@@ -172,10 +172,12 @@ def test_units_of_modules_are_not_taken_apart(source, sound):
     assert segment_file(lex(source.encode()), MacroTable()).sound == sound
 
 
-def test_what_is_never_read_closes_nothing() -> None:
-    """Editors indent what stands between braces, so headers close with `#if 0` what they open for C++."""
+@pytest.mark.parametrize("never", [b"#if 0", b"#ifndef __cplusplus"])
+def test_what_is_never_read_closes_nothing(never: bytes) -> None:
+    """Editors indent what stands between braces, so headers close for them what they open for C++."""
     data = (
-        b'#ifdef __cplusplus\nextern "C" {\n#if 0\n}\n#endif\n#endif\nint a;\n#ifdef __cplusplus\n}\n#endif\n'
+        b'#ifdef __cplusplus\nextern "C" {\n%b\n}\n#endif\n#endif\nint a;\n#ifdef __cplusplus\n}\n#endif\n'
+        % never
     )
     result = segment_file(lex(data), MacroTable())
     assert result.sound

@@ -43,9 +43,21 @@ class IncludeIndex:
         # A project may have one for each system.
         return max(
             candidates,
-            key=lambda name: (shared_folders(includer, name), not _FOREIGN.search(name), -len(name), name),
+            key=lambda name: (
+                shared_folders(includer, name),
+                not _FOREIGN.search(name),
+                len({*includer.split("/")[:-1]} & {*name.split("/")[:-1]}),
+                -len(name),
+                name,
+            ),
             default=None,
         )
+
+    def installed(self, target: str) -> str | None:
+        """The header that an installation puts into its project's folder: `gsl_math.h` of `gsl/gsl_math.h`."""
+        folder, _, base = target.rpartition("/")
+        candidates = self._by_base.get(base, ()) if folder and base.startswith(folder) else ()
+        return min(candidates, key=lambda name: (len(name), name), default=None)
 
 
 def shared_folders(one: str, two: str) -> int:

@@ -17,6 +17,7 @@ from cpplm.cpp.segments import Frame, Scope
 from cpplm.cpp.syntax_spans import PackedSpans
 
 _CLASS_TYPES = ("class_specifier", "struct_specifier", "union_specifier", "enum_specifier")
+_CALL_TYPES = ("expression_statement", "call_expression", "macro_type_specifier")  # the last is C's `F(x)`
 _DECORATIONS = ("template_parameter_list", "string_literal", "requires_clause", "ERROR", "comment")
 _NAMES = ("identifier", "type_identifier", "qualified_identifier", "template_function")
 _TEMPLATE_ARGUMENTS = re.compile(rb"<[^<>]*>")
@@ -144,9 +145,7 @@ def _classify(item: Item, node: tree_sitter.Node, code: bytes) -> None:
     elif kind == "concept_definition":
         item.kind = ItemKind.TYPE
         item.names = _first_identifier(node.child_by_field_name("name"))
-    elif kind in ("expression_statement", "call_expression") and not code.lstrip().startswith(
-        (b"asm", b"__asm")
-    ):
+    elif kind in _CALL_TYPES and not code.lstrip().startswith((b"asm", b"__asm")):
         item.kind = ItemKind.CALL
     else:
         item.kind = ItemKind.OTHER

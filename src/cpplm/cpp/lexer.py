@@ -261,10 +261,12 @@ def _find_guard(lexed: LexedSource) -> None:
     """Recognise `#ifndef X`, `#define X` ... `#endif` around all the code of the file.
 
     The `#define` may come later; one that gives X a value stays, since it may be asked for. There may be an
-    `#elif` or `#else` that only complains of a second reading.
+    `#elif` or `#else` that only complains of a second reading. Not behind an include, which may lead to the
+    same file: then the file is read twice, and the inner reading is what counts.
     """
     if not lexed.balanced:
         return
+    includes = [d.start for d in lexed.directives if d.keyword in INCLUDE_KEYWORDS]
     for group in lexed.groups:
         opening = group.directives[0]
         macro, condition = group.guard
@@ -274,7 +276,8 @@ def _find_guard(lexed: LexedSource) -> None:
             continue
         define = defined_in(group, macro, lexed.directives)
         is_around_all = lexed.is_blank(0, group.start) and lexed.is_blank(group.end, len(lexed.data))
-        if define is not None and is_around_all:
+        is_read_twice = bool(includes) and includes[0] < group.start
+        if define is not None and is_around_all and not is_read_twice:
             has_value = define.argument.strip() != macro
             lexed.guard = macro
             end = group.directives[1].start

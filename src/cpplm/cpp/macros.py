@@ -79,6 +79,9 @@ def macro_bodies(directives: Iterable[Directive]) -> dict[bytes, set[bytes]]:
         body = (rest[rest.find(b")") + 1 :] if takes_arguments else rest).strip()
         if takes_arguments and body == rest[1 : rest.find(b")")].strip() and body:
             body = _ARGUMENT
+        word = body.strip(b"@").lower()
+        if body == b"@" + body.strip(b"@") + b"@" and word in _SPECIFIERS:
+            body = word  # of a template: `#define INLINE @INLINE@`
         if len(body) > _LONGEST_BODY:
             pastes = b" ".join(match.group() for match in _PASTE.finditer(body))
             body = b"0 " + pastes + b" " + body[-1:]
@@ -276,18 +279,21 @@ def is_whole(part: bytes) -> bool:
 def _dead_branches(lexed: LexedSource, spans: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
     """Blank all but one branch of a group whose branches do not balance one by one.
 
-    Of `#if 0` alone none is left: it closes for editors what `extern "C" {` opens, or opens it for them.
+    Of `#if 0` alone none is left, nor of `#ifndef X` within `#ifdef X`: such close for editors what
+    `extern "C" {` opens, or open it for them.
     """
     dead: list[tuple[int, int, bytes]] = []
+    groups = inner_first(lexed.groups) if lexed.balanced else []
+    refuted = {child.start for group in groups for child in _refuted(group)}
     code = bytearray(_fill(lexed.names, spans))
-    for group in inner_first(lexed.groups) if lexed.balanced else []:
+    for group in groups:
         branches = group.branches()
         parts = [bytes(code[start:end]) for start, end in branches]
         written = [number for number, part in enumerate(parts) if part.strip()]
         if all(balance(part) == (0, 0) for part in parts):
             continue
         if len(parts) == 1:
-            keep = -1 if _is_never_read(group.directives[0]) else 0
+            keep = -1 if group.start in refuted or _is_never_read(group.directives[0]) else 0
         elif all(SCOPE_ONLY.match(part) for part in parts) or (
             len(written) == 1 and CLOSE_ONLY.match(parts[written[0]])
         ):
@@ -305,6 +311,16 @@ def _is_never_read(directive: Directive) -> bool:
     """True for `#if 0` and `#if 1 == 2`, which ask for no macro."""
     is_constant = directive.keyword == b"if" and not IDENTIFIER.search(directive.argument)
     return is_constant and MacroState(frozenset()).holds(directive.line) is False
+
+
+def _refuted(group: ConditionalGroup) -> Iterator[ConditionalGroup]:
+    """The groups that ask in the first branch of `#ifdef X` for the contrary, or the other way round."""
+    opening, end = group.directives[0], group.directives[1].start
+    for child in group.children:
+        other = child.directives[0]
+        is_contrary = {opening.keyword, other.keyword} == {b"ifdef", b"ifndef"}
+        if is_contrary and opening.macro == other.macro and child.start < end:
+            yield child
 
 
 def inner_first(groups: list[ConditionalGroup]) -> list[ConditionalGroup]:

@@ -18,6 +18,75 @@ _NAMESPACES = (
     "#define NAMESPACE_BEGIN(name) namespace name { PUSH\n#define NAMESPACE_END(name) POP }\n"
 )
 _PROJECTS: dict[str, dict[str, str]] = {
+    "a header that includes itself by way of another, before its guard": {
+        "all.h": '#ifndef ALL_H\n#define ALL_H\n#include "log.h"\nerror_t run(int n);\n#endif\n',
+        "log.h": '#include "all.h"\n#ifndef LOG_H\n#define LOG_H\ntypedef int error_t;\n#endif\n',
+        "use.cc": '#include "log.h"\nerror_t use() { return run(1); }\n',
+    },
+    "an explicit instantiation by its qualified name makes no class of a namespace": {
+        "text.h": "namespace lib {\nstruct Text { int n; };\ntemplate <class T> struct List { T t; };\n}\n"
+        "lib::Text operator+(const lib::Text& a, const lib::Text& b);\n",
+        "list.cc": '#include "text.h"\ntemplate class lib::List<lib::Text>;\n',
+        "use.cc": '#include "text.h"\nlib::Text use(lib::Text a, lib::Text b) { return a + b; }\n',
+    },
+    "the values of a build for placeholders, not those for Windows": {
+        "CMakeLists.txt": "if(WIN32)\nconfigure_file(win/conf.h.in conf.h)\nelse()\n"
+        "configure_file(conf.h.in conf.h)\nendif()\nif(WIDE)\nset(BITS 12)\nelse()\nset(BITS 8)\nendif()\n",
+        "win/conf.h.in": "#define BITS @BITS@\n#define INLINE __forceinline\n",
+        "conf.h.in": "#define BITS @BITS@\n#define INLINE @INLINE@\n#define SIZEOF_SIZE_T @SIZE_T@\n"
+        "#define DWORD @DWORD@\n#define THREAD_LOCAL @THREAD_LOCAL@\n",
+        "a.h": '#include "conf.h"\n#if BITS == 8 && SIZEOF_SIZE_T == 8\ntypedef DWORD sample;\n#endif\n'
+        "static THREAD_LOCAL sample last;\n#define LOCAL(type) static type\n"
+        "INLINE\nLOCAL(int)\nlength(sample s) { return s; }\n",
+        "use.cc": '#include "a.h"\nint use(sample n) { return n + last; }\n',
+    },
+    "enumerators that a macro makes": {
+        "e.h": '#ifndef E\n#define LIST\n#endif\n#ifdef LIST\ntypedef enum {\n#define E(text, code) code,\n#endif\nE("full", FULL)\n'
+        'E("lost", LOST)\n#ifdef LIST\nLAST } code_t;\n#undef LIST\n#endif\n#undef E\n',
+        "use.cc": '#include "e.h"\nint use() { return LOST; }\n',
+    },
+    "an #error asks for what is no choice for Windows": {
+        "common.h": "#ifndef FINDER_WINDOW_ORDER\n#error it must be defined\n#endif\n"
+        "#define FINDER_SIZE (1 << FINDER_WINDOW_ORDER)\n",
+        "use.h": '#include "common.h"\nstatic int size() { return FINDER_SIZE; }\n',
+        "main.c": '#define FINDER_WINDOW_ORDER 15\n#include "use.h"\nint main(void) { return size(); }\n',
+    },
+    "a header that needs what the file reads that includes its includer": {
+        "use.h": "static word half(word n) { return apply(ops, n); }\n",
+        "impl.h": '#define apply(f, n) f(n)\n#include "use.h"\n',
+        "main.cc": 'typedef int (*word_f)(int);\ntypedef int word;\nextern word_f ops;\n#include "impl.h"\n',
+    },
+    "functions of C that a macro makes of the name of a type": {
+        "a.h": "#define LOADS_OF(type) static type *load_##type(type *p) { return p; }\n"
+        "typedef unsigned u32;\nLOADS_OF(u32)\n",
+        "use.c": '#include "a.h"\nu32 use(u32 *p) { return *load_u32(p); }\n',
+    },
+    "C code that C++ includes, too": {
+        "use.c": "#include <stdlib.h>\nint *use(options n) { return malloc(n); }\n",
+        "all.h": "typedef int options;\n",
+        "a.c": '#include "all.h"\n#include "use.c"\n',
+        "Fuzz.cc": 'extern "C" {\n#include "all.h"\n#include "use.c"\n}\n',
+    },
+    "a member class of a template outside of it, with a base": {
+        "list.h": "struct Base { int references; };\ntemplate <class T> struct List {\n  struct Private;\n"
+        "  Private* d;\n  int count() const { return d->references; }\n};\n"
+        "template <class T> struct List<T>::Private : public Base { T first; };\n",
+        "use.cc": '#include "list.h"\nint use(const List<int>& all) { return all.count() + all.d->first; }\n',
+    },
+    "headers that an installation puts into a folder": {
+        "gsl_math.h": "double gsl_hypot(double x, double y);\n",
+        "use.cc": "#include <gsl/gsl_math.h>\ndouble use() { return gsl_hypot(1, 2); }\n",
+    },
+    "of two headers of one name that in a folder of the same name": {
+        "codec/encoder/inc/mv.h": "int encoder_mv();\n",
+        "codec/decoder/inc/mv.h": "int decoder_mv();\n",
+        "test/decoder/use.cc": '#include "mv.h"\nint use() { return decoder_mv(); }\n',
+    },
+    "what a macro declares in the middle of a line": {
+        "a.h": "#define ALIGNED(type, name, n) type __attribute__((aligned(n))) name\n"
+        "extern const ALIGNED(int, table[4], 16);\n",
+        "use.cc": '#include "a.h"\nint use(int n) { return table[n]; }\n',
+    },
     "what a macro stands for is declared behind it": {
         "a.h": "struct S { int x; };\n#ifdef DLL\n#define it that->\nextern S* that;\n"
         "#else\n#define it that.\nextern S that;\n#endif\n",
@@ -178,8 +247,9 @@ _PROJECTS: dict[str, dict[str, str]] = {
 
 @pytest.mark.parametrize("files", _PROJECTS.values(), ids=_PROJECTS)
 def test_a_project_compiles(tmp_path, files):
-    document = one_document(tmp_path, files, of=next(name for name in files if name.endswith("use.cc")))
-    assert compile_errors(document.text) == ""
+    name = next(name for name in files if name.rpartition("/")[2].startswith("use."))
+    document = one_document(tmp_path, files, of=name)
+    assert compile_errors(document.text, language="c" if name.endswith(".c") else "c++") == ""
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from cpplm.core.storage import sha256
 from cpplm.corpus.ingest.discovery import AUTOCONF_SCRIPTS
 from cpplm.corpus.slicing.autoconf import always_defined, defined_by_checks
+from cpplm.cpp.conditions import is_elsewhere
 
 _LINUX = tomllib.loads(
     resources.files("cpplm.corpus.slicing").joinpath("linux_build_config.toml").read_text("utf-8")
@@ -22,6 +23,7 @@ _LINUX = tomllib.loads(
 # <math.h> is the system's, even where a project has a file of that name (ISO C17 7.1.2, POSIX.1-2017).
 SYSTEM_HEADERS = frozenset(f"{name}.h" for name in _LINUX["system_headers"].split())
 _PLACEHOLDER = re.compile(rb"@(\w+)@|\$\{(\w+)\}")
+_DEFINITION = re.compile(rb"(?m)^([ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+)(?:@\w+@|\$\{\w+\})(?=[ \t]*$)")
 _TYPEDEF = re.compile(rb"(?m)^(\s*typedef\s+)(?:@\w+@|\$\{\w+\})(?=\s+(\w+)\s*;)")
 _WIDTH = re.compile(rb"u?int(?:8|16|32|64)")
 _SIZES, _ARGUMENT_TYPES = (
@@ -30,6 +32,9 @@ _SIZES, _ARGUMENT_TYPES = (
 )
 # `option(NAME "help" ON)`
 _OPTION = re.compile(rb'(?mi)^[ \t]*option[ \t]*\(\s*(\w+)\s+"[^"]*"\s+(?:ON|TRUE|YES|1)\s*\)')
+_SET = re.compile(
+    rb'(?mi)^[ \t]*set[ \t]*\(\s*(\w+)\s+"?([2-9]|[1-9]\d+)"?\s*\)'
+)  # `set(NAME 8)`, no truth value
 # As on most machines: the order of bytes, the compiler, and types of ISO C and POSIX.
 _IS_DEFAULT = re.compile(
     rb"LITTLE_?ENDIAN|IS_LITTLE|LINUX$|COMPILER_IS_G(?:NU|CC)"
@@ -130,7 +135,7 @@ class BuildDefaults:
     """Options, templates and macros that the build files of a project name; nothing is carried out.
 
     Attributes:
-        values: of macros in templates: options that are on by default, and what a script always defines.
+        values: of macros in templates: options that are on by default, numbers, what a script always defines.
         templates: of the headers that a build writes: the name of a header without its folder, and the
             template's in the project.
         macros: that the build defines for its code, with their values or what may stand for them.
@@ -167,7 +172,7 @@ def build_defaults(roots: Iterable[Path]) -> BuildDefaults:
                 data = path.read_bytes()
                 if _GENERATED_SCRIPT in data:
                     continue
-                values |= dict.fromkeys(_OPTION.findall(data), b"1")
+                values |= dict.fromkeys(_OPTION.findall(data), b"1") | dict(_SET.findall(data))
                 macros = dict(_defined_macros(data)) | macros
                 if path.name in AUTOCONF_SCRIPTS:
                     values |= always_defined(data)
@@ -179,6 +184,7 @@ def build_defaults(roots: Iterable[Path]) -> BuildDefaults:
                     if found != path or path.name in AUTOCONF_SCRIPTS:
                         name = PurePosixPath(os.path.relpath(found, root)).as_posix()
                         templates.append((PurePosixPath(header).name, name))
+    templates.sort(key=lambda each: is_elsewhere(PurePosixPath(each[1]).parent.as_posix().upper().encode()))
     return BuildDefaults(values, tuple(templates), macros)
 
 
@@ -232,15 +238,20 @@ def configured(template: bytes, values: Mapping[bytes, bytes] | None = None) -> 
         width = _WIDTH.search(match.group(2))
         return match.group(1) + (b"__" + width.group().upper() + b"_TYPE__" if width else b"long")
 
+    def named_value(match: re.Match[bytes]) -> bytes:  # `#define SIZEOF_SIZE_T @SIZE_T@`
+        value = _configured_value(match.group(2))
+        return match.group() if value is None else match.group(1) + value
+
     def placeholder(match: re.Match[bytes]) -> bytes:  # `#define MY_INLINE @my_inline@`
         name = match.group(1) or match.group(2)
         word = _C_WORD.search(name.lower())
         type_ = word.group(1) if word else b"long long" if name.lower().endswith(b"_t") else b"0"
-        return _configured_value(name) or type_
+        return (values or {}).get(name) or _configured_value(name) or type_
 
     text = _TYPEDEF.sub(placeholder_type, template)
     text = re.sub(rb"(?m)^[ \t]*(?:@(?:(SIZEOF_\w+)_CODE|\w+)@|\$\{\w+\})[ \t]*$", size, text)
     text = re.sub(rb"(?m)^[ \t]*#[ \t]*(undef|cmakedefine(?:01)?)[ \t]+(\w+)[^\n]*$", choice, text)
+    text = _DEFINITION.sub(named_value, text)
     return _PLACEHOLDER.sub(placeholder, text)
 
 

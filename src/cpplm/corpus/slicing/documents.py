@@ -24,8 +24,8 @@ from cpplm.corpus.slicing.bottom_up import callees_first
 from cpplm.corpus.slicing.callees import find_callees
 from cpplm.corpus.slicing.chunks import can_be_sliced, chunks, whole_file
 from cpplm.corpus.slicing.closure import Closure
-from cpplm.corpus.slicing.expansion import Expander, Expansion, Place
-from cpplm.corpus.slicing.lookup import NameLookup, hiding_options, lacking_names
+from cpplm.corpus.slicing.expansion import Expander, Place
+from cpplm.corpus.slicing.lookup import NameLookup
 from cpplm.corpus.slicing.measure import Measure
 from cpplm.corpus.slicing.project_index import Key, ProjectIndex
 from cpplm.corpus.slicing.provenance import document_of
@@ -33,6 +33,7 @@ from cpplm.corpus.slicing.references import Parse, ReferenceLookup
 from cpplm.corpus.slicing.rendering import Rendered, render
 from cpplm.corpus.slicing.shortening import Detail, Shortener
 from cpplm.corpus.slicing.tables import table_pieces
+from cpplm.corpus.slicing.unit_expansion import expand_unit
 from cpplm.corpus.slicing.units import Unit
 from cpplm.corpus.slicing.unnamed import UnnamedItems
 from cpplm.cpp.file_suffixes import is_source
@@ -48,8 +49,6 @@ _LEAST_OWN = 0.05
 _MOST_FAILURES = 8
 # And up to this share it gets more of the unit by borrowing in less detail.
 _ENOUGH_OWN = 0.3
-# Of a header that does not stand alone, so many of the files that include it are tried.
-_MOST_INCLUDERS = 4
 # The sum over items is a little less than what their document takes.
 _SURELY_FITS = 0.95
 _SURELY_TOO_LONG = 1.1
@@ -132,7 +131,7 @@ class _Slicer:
         self.examined: set[Place] = set()
         self.unfit: set[Place] = set()  # own items that do not fit into a document with what they need
         self.own_names = [file.name for file in unit.files]
-        self.expansion = self._expand()
+        self.expansion = expand_unit(self.own_names, index, callees)
         self.lookup = NameLookup(self.expansion)
         references = parse(self.expansion.roots[-1], self.expansion.defined) if parse is not None else None
         if references is not None:
@@ -152,34 +151,6 @@ class _Slicer:
     def beside(self, callees: Sequence[Key]) -> _Slicer:
         """One that keeps these definitions whole."""
         return _Slicer(self.unit, self.index, self.shortener, self.options, self.parse, callees)
-
-    def _expand(self) -> Expansion:
-        """The expansion of the unit's last file, before it those that it does not bring in."""
-        *others, root = self.own_names
-        if self.callees:
-            files = dict.fromkeys(self.index.names[file] for file, _ in self.callees)
-            return Expander(self.index, self.own_names).expand([*files, *self.own_names])
-        first = self.index.first_include
-        before = [first] if first is not None and first not in self.own_names and not is_source(root) else []
-        expansion = Expander(self.index, self.own_names).expand([*before, root])
-        missing = [name for name in others if self.index.number[name] not in expansion.by_file]
-        if missing:
-            expansion = Expander(self.index, self.own_names).expand(missing)
-        if self.index.number[root] not in expansion.by_file:
-            expansion = Expander(self.index, self.own_names).expand([*missing, root])
-        options = hiding_options(expansion)
-        if options:
-            expansion = Expander(self.index, self.own_names, defined=options).expand(expansion.roots)
-        # Of a source file those that include it as a piece of theirs.
-        includers = self.index.includers.get(root if is_source(root) else self.own_names[0], ())
-        lacking = lacking_names(expansion) if includers or not is_source(root) else set()
-        for includer in includers[:_MOST_INCLUDERS] if lacking else ():
-            other = Expander(self.index, self.own_names).expand([includer])
-            if all(self.index.number[name] in other.by_file for name in self.own_names):
-                still = lacking_names(other)
-                if still < lacking:
-                    expansion, lacking = other, still
-        return expansion
 
     def documents(self) -> list[Document]:
         """Down the ladder until the unit fits into one document, or into parts."""

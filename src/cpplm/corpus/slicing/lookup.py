@@ -159,6 +159,7 @@ class NameLookup:
             if candidates.places:
                 found.append(candidates)
         if item.kind == ItemKind.USING and b"namespace" in mentions:
+            found = [each for each in found if self._is_namespace(each)]
             opened = IDENTIFIER.findall(item.text)[-1]
             places = self._in_namespace(opened, rank)
             if places and all(candidates.name != opened for candidates in found):
@@ -180,6 +181,11 @@ class NameLookup:
     def complete(self, place: Place, item: Item) -> Set[bytes]:
         """The types that an item, as it is written there, is known to need the definition of."""
         return frozenset()
+
+    def _is_namespace(self, candidates: Candidates) -> bool:
+        """True if a name may be a namespace, an alias of one, or a macro that stands for one."""
+        kinds = (ItemKind.FORWARD, ItemKind.USING, ItemKind.MACRO)
+        return any(self.expansion.item(place).kind in kinds for place in candidates.places)
 
     def _in_namespace(self, name: bytes, rank: Rank) -> list[Place]:
         """The shortest item in a namespace, so that there is such a namespace."""
@@ -289,8 +295,8 @@ def hiding_options(expansion: Expansion) -> set[bytes]:
 def lacking_names(expansion: Expansion) -> set[bytes]:
     """The names that a header uses and that nothing before it declares.
 
-    Macros and classes of the project, namespaces; names of the standard library where no header of it is
-    included.
+    Macros and classes of the project, namespaces, macros that an `#error` asks for; names of the standard
+    library where no header of it is included.
     """
     index = expansion.index
     used: set[bytes] = set()
@@ -304,6 +310,7 @@ def lacking_names(expansion: Expansion) -> set[bytes]:
     std = used & _OF_HEADERS
     used &= index.macros.names | index.types | index.aliases
     lacking = {name for name in used - own if not expansion.declaring(name)}
+    lacking |= index.macros.names.intersection(expansion.defined)
     if scopes := {name for name in scopes - own - lacking - {b"std"} if not expansion.declaring(name)}:
         each = (visit.stack(item) for visit in expansion.visits for item in range(len(visit.file.items)))
         stacks = {id(stack): stack for stack in each}

@@ -20,8 +20,7 @@ from cpplm.corpus.ingest.discovery import (
 from cpplm.corpus.slicing import build_headers
 from cpplm.corpus.slicing.autoconf import header_template
 from cpplm.corpus.slicing.entries import EntriesByName
-from cpplm.corpus.slicing.shadowing import template_parameters
-from cpplm.corpus.slicing.shortening import without_comments
+from cpplm.corpus.slicing.item_names import attached_to, declared_names
 from cpplm.corpus.slicing.splicing import Splice, source_lines, splice
 from cpplm.corpus.slicing.units import TYPE_NAME
 from cpplm.cpp.file_suffixes import is_source
@@ -38,19 +37,9 @@ _FEATURE_MACROS = (
     b"_GNU_SOURCE", b"_DEFAULT_SOURCE", b"_BSD_SOURCE", b"_POSIX", b"_XOPEN", b"__STDC_",
     b"_FILE_OFFSET_BITS",
 )  # fmt: skip
-# Free functions that libraries find by the types of their arguments.
-_FOUND_BY_ARGUMENTS = (b"operator", b"intrusive_ptr_", b"hash_value", b"to_json", b"from_json", b"tag_invoke")
 _KEYWORDS = frozenset(word.encode() for word in KEYWORDS)
-_NAMED_BY_MACRO = re.compile(rb"\b(\w+)\s*\(\s*(\w+)\s*\)\s*\(")  # `int API(name)(void);`
-_BEHIND_CALL = re.compile(rb"\)\s*(\w+)\s*;?\s*\Z")  # `typedef ARRAY (3) Name;`
-_CALL = re.compile(rb"^\s*\w+\s*\(([^{;]*)", re.MULTILINE)
 _BEFORE_BRACKET = re.compile(rb"\b(\w+)\s*\(")
-_UNQUALIFIED = re.compile(rb"(?<!::)(?<!\w)[A-Za-z_]\w*(?!\w)(?!\s*::)")
 _FUNCTION_HEAD = re.compile(rb"(?m)^[A-Za-z_][^\n;{}()#]*?\b(\w+)[ \t]*\(")
-_QUALIFIED = re.compile(rb"\b(\w+)\s*::\s*(\w+)")
-_SPECIALIZATION = re.compile(
-    rb"template\s*<[^{;]*>\s*(?:class|struct|union)\s+[^<:{;#]*(?:::[^<:{;#]*)*<[^{;]*"
-)
 _FEW_SOURCES = 3
 Key = tuple[int, int]  # number of a file in its project, number of an item in the file
 
@@ -203,42 +192,13 @@ class ProjectIndex:
     def _register(self, file: ParsedFile) -> None:
         for position, item in enumerate(file.items):
             key = (file.number, position)
-            for name in self._declares(item):
+            for name in declared_names(item, self.macros, self.types):
                 self.declared.add(name, file.number, key)
             if item.qualifier and item.function_name:
                 self.members.add(item.function_name, file.number, (item.qualifier, key))
-            types = _attached_to(item, self.types)
+            types = attached_to(item, self.types)
             for name in types:
                 self.attached.add(name, file.number, (key, types))
-
-    def _declares(self, item: Item) -> set[bytes]:
-        """The names by which an item is found; a macro call that declares is found by its arguments."""
-        names = set(item.names)
-        if item.kind == ItemKind.TYPE and _attached_to(item, self.types):
-            return set()
-        names.update(d.macro for d in item.directives if d.keyword in (b"define", b"undef"))
-        callee = item.function_name or (item.names[0] if len(item.names) == 1 else b"")
-        if item.kind == ItemKind.CALL or (
-            (callee in self.macros.names or (callee.isupper() and item.kind == ItemKind.FUNCTION))
-            and item.kind != ItemKind.MACRO
-        ):
-            call = _CALL.search(item.text)
-            names.update(_UNQUALIFIED.findall(call.group(1)) if call else ())
-            names -= _KEYWORDS
-        if item.kind in (ItemKind.PROTOTYPE, ItemKind.FUNCTION):
-            names.update(
-                name for macro, name in _NAMED_BY_MACRO.findall(item.text) if macro in self.macros.names
-            )
-        code = item.text[len(item.text) - (item.end - item.start) :]
-        if code.startswith(b"typedef"):
-            names.update(_BEHIND_CALL.findall(code))
-        if item.qualifier and item.body_required and item.function_name:
-            names.add(item.function_name)
-        if callee in self.macros.pastes and item.kind != ItemKind.MACRO:  # `int NAME(f)(void);` declares my_f
-            head = item.text[: item.text.find(b"{") + 1 or None]
-            names = (names - {callee}) | self.macros.pasted(frozenset((callee,)), head)
-        names.discard(b"")
-        return names
 
     def macros_of_header(self, base: str) -> Set[bytes]:
         """The macros that a header which a build writes, and no template is of, would define, by its name."""
@@ -306,7 +266,8 @@ class ProjectIndex:
             found = next(filter(None, (self._index.beside(name, each) for each in templates)), None)
         if found is None and (argument[0] == '"' or target not in build_headers.SYSTEM_HEADERS):
             found = self._index.nearest(name, target)
-        return found or next(filter(None, (self._index.nearest(name, each) for each in templates)), None)
+        found = found or next(filter(None, (self._index.nearest(name, each) for each in templates)), None)
+        return found or self._index.installed(target)
 
     def _built(self, target: str, template: str) -> str | None:
         """The header that a build has made of a template, where the project holds one."""
@@ -363,21 +324,3 @@ def _counts_unnamed(item: Item) -> bool:
         or (item.kind == ItemKind.USING and b"namespace" in item.mentions)
         or (item.kind == ItemKind.MACRO and any(d.macro.startswith(_FEATURE_MACROS) for d in item.directives))
     )
-
-
-def _attached_to(item: Item, types: Set[bytes]) -> Set[bytes]:
-    """The names in the head of what is needed without being named, where all types among them are.
-
-    That is what libraries call, such as free operators, and specializations.
-    """
-    code = item.text[len(item.text) - (item.end - item.start) :]
-    head = without_comments(code[: code.find(b"{") + 1 or None])
-    called = [name for name in item.names if name.startswith(_FOUND_BY_ARGUMENTS)]
-    if item.kind in (ItemKind.FUNCTION, ItemKind.PROTOTYPE) and called:
-        head = head[head.find(b"operator" if called[0].startswith(b"operator") else called[0]) :]
-    elif item.kind == ItemKind.TYPE and (special := _SPECIALIZATION.search(head)):
-        head = special.group()
-    else:
-        return frozenset()
-    nested = {name for owner, name in _QUALIFIED.findall(head) if owner in types}
-    return set(IDENTIFIER.findall(head)) - _KEYWORDS - template_parameters(item.text) - nested - {*called}

@@ -20,9 +20,13 @@ from cpplm.cpp.macros import macro_bodies
 _PART_STEM = re.compile(r"(?:[-_.](?:inl|impl|tpl))$")
 # Of classes and aliases.
 TYPE_NAME = re.compile(
-    rb"\b(?:(?:class|struct|union|enum)\s+(?:[A-Z_]+\s+)?(?=\w+\s*(?:final\s*)?[:{])|using\s+(?=\w+\s*=))(\w+)"
+    rb"\b(?:(?:class|struct|union|enum)\s+(?:[A-Z_]+\s+)?(?:\w+::)*(?=\w+\s*(?:final\s*)?(?:\{|:(?!:)))"
+    rb"|using\s+(?=\w+\s*=))(\w+)"
 )
-_TYPEDEF = re.compile(rb"(?m)^[ \t]*(?:typedef\b[^;{}()]*?\b|\}[ \t]*)(\w+)[ \t]*;")
+_TYPEDEF = re.compile(
+    rb"(?m)^[ \t]*(?:(?:typedef\b[^;{}()]*?\b|\}[ \t]*)(?=\w+[ \t]*;)"
+    rb"|typedef\b[^;{}()]*\(\s*\*\s*(?=\w+\s*\)))(\w+)"  # of a pointer to a function
+)
 Resolve = Callable[[str, str], str | None]
 
 

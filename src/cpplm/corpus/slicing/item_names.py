@@ -1,0 +1,96 @@
+"""The names by which an item of a file is found: of what it declares, and of the types it belongs to."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Set
+
+from cpplm.corpus.slicing.shadowing import template_parameters
+from cpplm.corpus.slicing.shortening import without_comments
+from cpplm.cpp.conditions import parse_define
+from cpplm.cpp.items import Item, ItemKind
+from cpplm.cpp.keywords import KEYWORDS
+from cpplm.cpp.lexer import IDENTIFIER
+from cpplm.cpp.macros import MacroTable, closing
+
+# Free functions that libraries find by the types of their arguments.
+_FOUND_BY_ARGUMENTS = (b"operator", b"intrusive_ptr_", b"hash_value", b"to_json", b"from_json", b"tag_invoke")
+_KEYWORDS = frozenset(word.encode() for word in KEYWORDS)
+_NAMED_BY_MACRO = re.compile(rb"\b(\w+)\s*\(\s*(\w+)\s*\)\s*\(")  # `int API(name)(void);`
+_ENUMERATION = re.compile(rb"\benum\b(?!\s+(?:class|struct)\b)[^;(){}]*\{")  # its names are known outside
+_BEHIND_CALL = re.compile(rb"\)\s*(\w+)\s*;?\s*\Z")  # `typedef ARRAY (3) Name;`
+_UNQUALIFIED = re.compile(rb"(?<!::)(?<!\w)[A-Za-z_]\w*(?!\w)(?!\s*::)")
+_QUALIFIED = re.compile(rb"\b(\w+)\s*::\s*(\w+)")
+_SPECIALIZATION = re.compile(
+    rb"template\s*<[^{;]*>\s*(?:class|struct|union)\s+[^<:{;#]*(?:::[^<:{;#]*)*<[^{;]*"
+)
+_BASES = re.compile(rb"(?<!:):(?!:)[^{]*")
+
+
+@functools.lru_cache(maxsize=4_096)
+def _call_of(macro: bytes) -> re.Pattern[bytes]:
+    """A call of this macro, or of any, by its name or at the beginning of a line."""
+    return re.compile(rb"\b%b\s*\(" % macro if macro else rb"(?m)^\s*\w+\s*\(|\b[A-Z][A-Z0-9_]+\s*\(")
+
+
+def declared_names(item: Item, macros: MacroTable, types: Set[bytes]) -> set[bytes]:
+    """The names by which an item is found; a macro call that declares is found by its arguments."""
+    names = set(item.names)
+    if item.kind == ItemKind.TYPE and attached_to(item, types):
+        return set()
+    names.update(d.macro for d in item.directives if d.keyword in (b"define", b"undef"))
+    callee = item.function_name or (item.names[0] if len(item.names) == 1 else b"")
+    is_macro = callee in macros.names or (callee.isupper() and item.kind == ItemKind.FUNCTION)
+    if item.kind == ItemKind.CALL or (is_macro and item.kind != ItemKind.MACRO and b"TEST" not in callee):
+        # What renames functions may have any name, and no arguments.
+        call = _call_of(callee if callee.isupper() else b"").search(item.text)
+        arguments = item.text[call.start() : closing(item.text, call.start())] if call else b""
+        names.update(_UNQUALIFIED.findall(arguments.partition(b"(")[2]))
+        names -= _KEYWORDS
+    if item.kind in (ItemKind.PROTOTYPE, ItemKind.FUNCTION):
+        names.update(name for macro, name in _NAMED_BY_MACRO.findall(item.text) if macro in macros.names)
+    code = item.text[len(item.text) - (item.end - item.start) :]
+    names.update(_made_enumerators(item))
+    if code.startswith(b"typedef"):
+        names.update(_BEHIND_CALL.findall(code))
+    if item.qualifier and item.body_required and item.function_name:
+        names.add(item.function_name)
+    if callee in macros.pastes and item.kind != ItemKind.MACRO:  # `int NAME(f)(void);` declares my_f
+        head = item.text[: item.text.find(b"{") + 1 or None]
+        names = (names - {callee}) | macros.pasted(frozenset((callee,)), head)
+    names.discard(b"")
+    return names
+
+
+def _made_enumerators(item: Item) -> Iterator[bytes]:
+    """The enumerators that a macro makes which is defined among them.
+
+    Such as `enum { #define E(code, text) code, E(FULL, "disk full") #undef E };` on as many lines.
+    """
+    enumeration = _ENUMERATION.search(item.text) if item.directives else None
+    if item.kind != ItemKind.TYPE or enumeration is None or b"{" in item.text[: enumeration.start()]:
+        return  # or they are members
+    for name, macro in (parse_define(d.argument) for d in item.directives if d.keyword == b"define"):
+        made = IDENTIFIER.match(macro.body or b"")
+        if made and macro.parameters and made.group() in macro.parameters:
+            before = rb"\s*[^,()]*," * macro.parameters.index(made.group())
+            yield from re.findall(rb"\b" + name + rb"\s*\(" + before + rb"\s*(\w+)", item.text)
+
+
+def attached_to(item: Item, types: Set[bytes]) -> Set[bytes]:
+    """The names in the head of what is needed without being named, where all types among them are.
+
+    That is what libraries call, such as free operators, and specializations.
+    """
+    code = item.text[len(item.text) - (item.end - item.start) :]
+    head = without_comments(code[: code.find(b"{") + 1 or None])
+    called = [name for name in item.names if name.startswith(_FOUND_BY_ARGUMENTS)]
+    if item.kind in (ItemKind.FUNCTION, ItemKind.PROTOTYPE) and called:
+        head = head[head.find(b"operator" if called[0].startswith(b"operator") else called[0]) :]
+    elif item.kind == ItemKind.TYPE and (special := _SPECIALIZATION.search(head)):
+        head = _BASES.sub(b"", special.group())
+    else:
+        return frozenset()
+    nested = {name for owner, name in _QUALIFIED.findall(head) if owner in types}
+    return set(IDENTIFIER.findall(head)) - _KEYWORDS - template_parameters(item.text) - nested - {*called}

@@ -1,0 +1,61 @@
+"""How a unit is read: from its last file, with a build's options, or through the files that include it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cpplm.corpus.slicing.expansion import Expander, Expansion
+from cpplm.corpus.slicing.lookup import hiding_options, lacking_names
+from cpplm.corpus.slicing.project_index import Key, ProjectIndex
+from cpplm.cpp.file_suffixes import is_source
+
+# Of a header that does not stand alone, so many of the files that include it are tried.
+_MOST_INCLUDERS = 4
+
+
+def expand_unit(own: Sequence[str], index: ProjectIndex, callees: Sequence[Key] = ()) -> Expansion:
+    """The expansion of the last of a unit's files, before it those that it does not bring in.
+
+    Args:
+        own: the names of the unit's files.
+        index: of the project.
+        callees: definitions in other source files, which are read first.
+    """
+    *others, root = own
+    if callees:
+        files = dict.fromkeys(index.names[file] for file, _ in callees)
+        return Expander(index, own).expand([*files, *own])
+    first = index.first_include
+    before = [first] if first is not None and first not in own and not is_source(root) else []
+    expansion = Expander(index, own).expand([*before, root])
+    missing = [name for name in others if index.number[name] not in expansion.by_file]
+    if missing:
+        expansion = Expander(index, own).expand(missing)
+    if index.number[root] not in expansion.by_file:
+        expansion = Expander(index, own).expand([*missing, root])
+    options = hiding_options(expansion)
+    if options:
+        expansion = Expander(index, own, defined=options).expand(expansion.roots)
+    return _through_includers(expansion, own, index)
+
+
+def _through_includers(expansion: Expansion, own: Sequence[str], index: ProjectIndex) -> Expansion:
+    """The same, read from a file that includes the unit, or includes such a file, if that declares more."""
+    root = own[-1]
+    # Of a source file those that include it as a piece of theirs; one in C++ reads C as another language.
+    includers = index.includers.get(root if is_source(root) else own[0], ())
+    waiting = [
+        name for name in includers if name.endswith(".c") or not (is_source(name) and root.endswith(".c"))
+    ]
+    lacking = lacking_names(expansion) if waiting or not is_source(root) else set()
+    tried: list[str] = []
+    while lacking and waiting and len(tried) < _MOST_INCLUDERS:
+        tried.append(waiting.pop(0))
+        other = Expander(index, own).expand(tried[-1:])
+        if all(index.number[name] in other.by_file for name in own):
+            still = lacking_names(other)
+            if still < lacking:
+                expansion, lacking = other, still
+                further = index.includers.get(tried[-1], ())
+                waiting = [*(name for name in further if name not in tried), *waiting]
+    return expansion
