@@ -54,7 +54,7 @@ class IncludeIndex:
         )
 
     def installed(self, target: str) -> str | None:
-        """The header that an installation puts into its project's folder: `gsl_math.h` of `gsl/gsl_math.h`."""
+        """The header that is in its project's folder once installed: `gsl_math.h` of `gsl/gsl_math.h`."""
         folder, _, base = target.rpartition("/")
         candidates = self._by_base.get(base, ()) if folder and base.startswith(folder) else ()
         return min(candidates, key=lambda name: (len(name), name), default=None)

@@ -41,8 +41,9 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "use.cc": '#include "a.h"\nint use(sample n) { return n + last; }\n',
     },
     "enumerators that a macro makes": {
-        "e.h": '#ifndef E\n#define LIST\n#endif\n#ifdef LIST\ntypedef enum {\n#define E(text, code) code,\n#endif\nE("full", FULL)\n'
-        'E("lost", LOST)\n#ifdef LIST\nLAST } code_t;\n#undef LIST\n#endif\n#undef E\n',
+        "e.h": "#ifndef E\n#define LIST\n#endif\n#ifdef LIST\ntypedef enum {\n#define E(text, code) code,\n"
+        '#endif\nE("full", FULL)\nE("lost", LOST)\n'
+        "#ifdef LIST\nLAST } code_t;\n#undef LIST\n#endif\n#undef E\n",
         "use.cc": '#include "e.h"\nint use() { return LOST; }\n',
     },
     "an #error asks for what is no choice for Windows": {
@@ -72,6 +73,12 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "  Private* d;\n  int count() const { return d->references; }\n};\n"
         "template <class T> struct List<T>::Private : public Base { T first; };\n",
         "use.cc": '#include "list.h"\nint use(const List<int>& all) { return all.count() + all.d->first; }\n',
+    },
+    "what a script adds to its template decides by itself": {
+        "configure.ac": "AC_INIT([a], [1])\nAC_CONFIG_HEADERS([config.h])\n"
+        "AH_BOTTOM([#if !HAVE_DECL_LOG1P\n#define log1p a_log1p\n#endif])\n",
+        "config.h.in": "#undef HAVE_DECL_LOG1P\n#if !HAVE_DECL_LOG1P\n#define log1p a_log1p\n#endif\n",
+        "use.cc": '#include "config.h"\n#include <math.h>\ndouble use() { return log1p(1); }\n',
     },
     "headers that an installation puts into a folder": {
         "gsl_math.h": "double gsl_hypot(double x, double y);\n",

@@ -67,6 +67,10 @@ _TEXT_MACRO = re.compile(
 # Of a command line: `-DNAME=1`; of a shell script: `add_def NAME $value`; of a text that becomes a header.
 _NUMBER_MACRO = re.compile(rb"-D([A-Z_][A-Z0-9_]+)=(\d+)\b")
 _SHELL_MACRO = re.compile(rb"(?m)^[ \t]*(?:add|config|set)_def(?:ine)?[ \t]+([A-Z_]\w+)[ \t]+(.*)$")
+# What a script adds to its template, where conditions decide on it.
+_TEMPLATE_TEXT = re.compile(
+    rb"\bAH_(?:TOP|BOTTOM|VERBATIM)\s*\((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*\)"
+)
 _WRITTEN_MACRO = re.compile(rb"(?m)(?:^|\")#define ([A-Za-z_]\w*)[ \t]*([\w.]*)[\")]*$")
 _PUBLIC_HEADERS = SYSTEM_HEADERS.union(f"{name}.h" for name in _LINUX["library_headers"].split())
 # What programs make of other files has declarations that the code needs: Qt's, protobuf's, bison's.
@@ -190,6 +194,7 @@ def build_defaults(roots: Iterable[Path]) -> BuildDefaults:
 
 def _defined_macros(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     """The macros that a build file defines for the compiler; `""` and 0 where it computes what they are."""
+    data = _TEMPLATE_TEXT.sub(b"", data)
     yield from _NUMBER_MACRO.findall(data)
     yield from _WRITTEN_MACRO.findall(data)
     for name, value in _SHELL_MACRO.findall(data):
