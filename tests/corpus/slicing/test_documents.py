@@ -148,6 +148,23 @@ def test_a_macro_call_that_declares_is_found_by_its_arguments(tmp_path):
     assert "Letters" not in document.text
 
 
+def test_classes_of_other_classes_are_not_there_for_their_name(tmp_path):
+    """Each class of a library has its `Private`; that of another one is not meant."""
+    classes = "".join(
+        f"class C{n} {{\n  struct Private;\n  Private* d;\npublic:\n  int f() const;\n}};\n"
+        f"struct C{n}::Private {{\n  int value{n};\n}};\n"
+        for n in range(3)
+    )
+    files = {
+        "c.h": "#pragma once\n" + classes,
+        "use.cc": '#include "c.h"\nint C1::f() const { return d->value1; }\n',
+    }
+    document = one_document(tmp_path, files, of="use.cc")
+    assert compile_errors(document.text) == ""
+    assert "value1" in document.text
+    assert "value2" not in document.text
+
+
 def test_own_functions_that_stand_together_come_callees_first(tmp_path):
     source = (
         "int leaf();\nint middle();\n\nint top() { return middle(); }\n\nint middle() { return leaf(); }\n\n"

@@ -25,6 +25,7 @@ _QUALIFIED = re.compile(rb"\b(\w+)\s*::\s*(\w+)")
 _SPECIALIZATION = re.compile(
     rb"template\s*<[^{;]*>\s*(?:class|struct|union)\s+[^<:{;#]*(?:::[^<:{;#]*)*<[^{;]*"
 )
+_NESTED_CLASS = re.compile(rb"(\w+)\s*::\s*\w+\s*(?:final\s*)?(?:\{|:(?!:))")
 _BASES = re.compile(rb"(?<!:):(?!:)[^{]*")
 
 
@@ -37,6 +38,7 @@ def _call_of(macro: bytes) -> re.Pattern[bytes]:
 def declared_names(item: Item, macros: MacroTable, types: Set[bytes]) -> set[bytes]:
     """The names by which an item is found; a macro call that declares is found by its arguments."""
     names = set(item.names)
+    code = item.text[len(item.text) - (item.end - item.start) :]
     if item.kind == ItemKind.TYPE and attached_to(item, types):
         return set()
     names.update(d.macro for d in item.directives if d.keyword in (b"define", b"undef"))
@@ -44,13 +46,13 @@ def declared_names(item: Item, macros: MacroTable, types: Set[bytes]) -> set[byt
     is_macro = callee in macros.names or (callee.isupper() and item.kind == ItemKind.FUNCTION)
     if item.kind == ItemKind.CALL or (is_macro and item.kind != ItemKind.MACRO and b"TEST" not in callee):
         # What renames functions may have any name, and no arguments.
-        call = _call_of(callee if callee.isupper() else b"").search(item.text)
-        arguments = item.text[call.start() : closing(item.text, call.start())] if call else b""
+        head = code.partition(b"{")[0]
+        call = _call_of(callee if callee.isupper() else b"").search(head)
+        arguments = head[call.start() : closing(head, call.start())] if call else b""
         names.update(_UNQUALIFIED.findall(arguments.partition(b"(")[2]))
         names -= _KEYWORDS
     if item.kind in (ItemKind.PROTOTYPE, ItemKind.FUNCTION):
         names.update(name for macro, name in _NAMED_BY_MACRO.findall(item.text) if macro in macros.names)
-    code = item.text[len(item.text) - (item.end - item.start) :]
     names.update(_made_enumerators(item))
     if code.startswith(b"typedef"):
         names.update(_BEHIND_CALL.findall(code))
@@ -81,7 +83,8 @@ def _made_enumerators(item: Item) -> Iterator[bytes]:
 def attached_to(item: Item, types: Set[bytes]) -> Set[bytes]:
     """The names in the head of what is needed without being named, where all types among them are.
 
-    That is what libraries call, such as free operators, and specializations.
+    That is what libraries call, such as free operators, specializations, and classes of classes defined
+    outside of these (`struct Map::Private {`).
     """
     code = item.text[len(item.text) - (item.end - item.start) :]
     head = without_comments(code[: code.find(b"{") + 1 or None])
@@ -90,6 +93,8 @@ def attached_to(item: Item, types: Set[bytes]) -> Set[bytes]:
         head = head[head.find(b"operator" if called[0].startswith(b"operator") else called[0]) :]
     elif item.kind == ItemKind.TYPE and (special := _SPECIALIZATION.search(head)):
         head = _BASES.sub(b"", special.group())
+    elif item.kind == ItemKind.TYPE and item.qualifier and (member := _NESTED_CLASS.search(head)):
+        return {member.group(1)} & types
     else:
         return frozenset()
     nested = {name for owner, name in _QUALIFIED.findall(head) if owner in types}

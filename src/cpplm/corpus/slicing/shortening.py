@@ -26,14 +26,17 @@ from cpplm.cpp.macros import MacroTable, mask
 from cpplm.cpp.parser import grammar
 
 _CPP = grammar("c++")
+_FIELD = (
+    "(field_declaration . type: (_) . declarator: [(field_identifier)"
+    " (pointer_declarator (field_identifier)) (array_declarator (field_identifier))]"
+)
 _FUNCTIONS = tree_sitter.Query(
     _CPP.loaded,
     "[(function_definition body: (compound_statement)) @definition"
     " (field_declaration_list (field_declaration declarator: (function_declarator)) @member)"
     " (field_declaration_list (field_declaration declarator: (_ declarator: (function_declarator))) @member)"
     " (field_declaration_list (template_declaration) @member)"
-    " (field_declaration_list (field_declaration . type: (_) . declarator: [(field_identifier)"
-    '   (pointer_declarator (field_identifier)) (array_declarator (field_identifier))] . ";") @data)'
+    f' (field_declaration_list [{_FIELD} . ";") {_FIELD} . default_value: (_) . ";")] @data)'
     " (field_declaration_list [(type_definition) (alias_declaration)] @data)"
     " (enumerator_list (enumerator) @enumerator)]",
 )
@@ -77,8 +80,7 @@ _OTHER = re.compile(
 )
 _METHOD = re.compile(rb"(~?[A-Za-z_]\w*)\s*\(")
 _NO_AGGREGATE = re.compile(rb"\b(?:private|protected|virtual)\b")
-_DATA = re.compile(rb"(?:\A\s*using\s+(?=\w)|\b(?=\w+\s*(?:\[[^]]*\]\s*)*;\s*\Z))(\w+)")
-
+_DATA = re.compile(rb"(?:\A\s*using\s+(?=\w)|\b(?=\w+\s*(?:\[[^]]*\]\s*)*(?:[={][^;]*)?;\s*\Z))(\w+)")
 
 # How many items of a project are remembered in all their lengths, and bytes of its classes.
 _MOST_REMEMBERED = 40_000
@@ -292,7 +294,8 @@ def _outline(item: Item, macros: MacroTable, *, bare: bool) -> _Outline:
         head = _ALIGNMENT.sub(b"", code[start:head_end])
         pattern = IDENTIFIER if node.type == "enumerator" else _DATA if node in unnamed else _METHOD
         found = pattern.search(head)
-        is_other = (found is None and b"(" not in head) or _OTHER.match(head) is not None
+        declarator = head.partition(b"=")[0] if node in unnamed else head
+        is_other = (found is None and b"(" not in head) or _OTHER.match(declarator) is not None
         # What is as short may be asked for its value by the compiler: `T data[words_in(n)]`.
         is_short = body is not None and body.end_byte - body.start_byte < _SHORT_BODY
         kept_heads = _KEPT_BARE if bare and not is_short else _KEPT
