@@ -13,6 +13,9 @@ _FOREIGN = re.compile(
     r"(?i)(?<![a-z])(?:win(?:32|64|dows)?|msvc|vs\d*|nmake|mac(?:os\w*)?|osx|ios|android|os2|vms|(?:ms)?dos)(?![a-z])"
 )
 
+# Headers whose names begin with that of a folder, which they are in once they are installed.
+_FEWEST_INSTALLED = 3
+
 
 class IncludeIndex:
     """The names of a project's files, relative to its folder, to resolve includes among them."""
@@ -54,9 +57,14 @@ class IncludeIndex:
         )
 
     def installed(self, target: str) -> str | None:
-        """The header that is in its project's folder once installed: `gsl_math.h` of `gsl/gsl_math.h`."""
+        """The header that is in its project's folder once installed: `gsl_math.h` of `gsl/gsl_math.h`.
+
+        For names of several headers alone: `curl.h` need not be what `curl/curl.h` is.
+        """
         folder, _, base = target.rpartition("/")
         candidates = self._by_base.get(base, ()) if folder and base.startswith(folder) else ()
+        if candidates and sum(each.startswith(folder) for each in self._by_base) < _FEWEST_INSTALLED:
+            return None
         return min(candidates, key=lambda name: (len(name), name), default=None)
 
 

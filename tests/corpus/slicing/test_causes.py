@@ -82,6 +82,8 @@ _PROJECTS: dict[str, dict[str, str]] = {
     },
     "headers that an installation puts into a folder": {
         "gsl_math.h": "double gsl_hypot(double x, double y);\n",
+        "err/gsl_errno.h": "int gsl_error();\n",
+        "rng/gsl_rng.h": "int gsl_rng();\n",
         "use.cc": "#include <gsl/gsl_math.h>\ndouble use() { return gsl_hypot(1, 2); }\n",
     },
     "of two headers of one name that in a folder of the same name": {

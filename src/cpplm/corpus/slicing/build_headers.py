@@ -32,9 +32,8 @@ _SIZES, _ARGUMENT_TYPES = (
 )
 # `option(NAME "help" ON)`
 _OPTION = re.compile(rb'(?mi)^[ \t]*option[ \t]*\(\s*(\w+)\s+"[^"]*"\s+(?:ON|TRUE|YES|1)\s*\)')
-_SET = re.compile(
-    rb'(?mi)^[ \t]*set[ \t]*\(\s*(\w+)\s+"?([2-9]|[1-9]\d+)"?\s*\)'
-)  # `set(NAME 8)`, no truth value
+# `set(NAME 8)`, no truth value
+_SET = re.compile(rb'(?mi)^[ \t]*set[ \t]*\(\s*(\w+)\s+"?([2-9]|[1-9]\d+)"?\s*\)')
 # As on most machines: the order of bytes, the compiler, and types of ISO C and POSIX.
 _IS_DEFAULT = re.compile(
     rb"LITTLE_?ENDIAN|IS_LITTLE|LINUX$|COMPILER_IS_G(?:NU|CC)"
@@ -69,7 +68,7 @@ _NUMBER_MACRO = re.compile(rb"-D([A-Z_][A-Z0-9_]+)=(\d+)\b")
 _SHELL_MACRO = re.compile(rb"(?m)^[ \t]*(?:add|config|set)_def(?:ine)?[ \t]+([A-Z_]\w+)[ \t]+(.*)$")
 # What a script adds to its template, where conditions decide on it.
 _TEMPLATE_TEXT = re.compile(
-    rb"\bAH_(?:TOP|BOTTOM|VERBATIM)\s*\((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*\)"
+    rb"\bAH_(?:TOP|BOTTOM|VERBATIM)\s*\((?:[^()]++|\((?:[^()]++|\((?:[^()]++|\([^()]*+\))*+\))*+\))*+\)"
 )
 _WRITTEN_MACRO = re.compile(rb"(?m)(?:^|\")#define ([A-Za-z_]\w*)[ \t]*([\w.]*)[\")]*$")
 _PUBLIC_HEADERS = SYSTEM_HEADERS.union(f"{name}.h" for name in _LINUX["library_headers"].split())

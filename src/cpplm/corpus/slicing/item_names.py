@@ -76,8 +76,8 @@ def _made_enumerators(item: Item) -> Iterator[bytes]:
     for name, macro in (parse_define(d.argument) for d in item.directives if d.keyword == b"define"):
         made = IDENTIFIER.match(macro.body or b"")
         if made and macro.parameters and made.group() in macro.parameters:
-            before = rb"\s*[^,()]*," * macro.parameters.index(made.group())
-            yield from re.findall(rb"\b" + name + rb"\s*\(" + before + rb"\s*(\w+)", item.text)
+            before = macro.parameters.index(made.group())
+            yield from re.findall(rb"\b%b\s*\((?:[^,()]*,){%d}\s*(\w+)" % (name, before), item.text)
 
 
 def attached_to(item: Item, types: Set[bytes]) -> Set[bytes]:
