@@ -283,6 +283,14 @@ def test_files_without_code_make_no_documents(tmp_path):
     assert documents_of(write_files(tmp_path, files)) == []
 
 
+def test_the_body_of_a_function_is_a_document_of_its_function_alone(tmp_path):
+    body = "/* the same for all types */\n\n{\n  return x + 1;\n}\n"
+    files = {"body.h": body, "use.cc": 'int next(int x)\n{\n#define T int\n#include "body.h"\n#undef T\n}\n'}
+    (document,) = documents_of(write_files(tmp_path, files))
+    assert "return x + 1;" in document.text
+    assert document.files[0] == "use.cc"
+
+
 def test_a_header_without_ending_leads_to_the_one_that_it_includes(tmp_path):
     files = {
         "include/lib/table": '// The class.\n#include "lib/table.hxx"\n',

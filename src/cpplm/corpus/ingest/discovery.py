@@ -245,7 +245,7 @@ def _reasons(
         yield f"larger than {rules.max_file_bytes:,} bytes"
     if is_template(file.name):
         yield "template of a header"
-    is_body = text.startswith(b"{", head.end)  # included where a function begins
+    is_body = text.startswith(b"{", head.end)  # of functions, for files that include it in theirs
     if is_body or Path(file.name).suffix.lower() in FRAGMENT_SUFFIXES:
         yield "fragment for other files"
     if is_generated(text, head):
