@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import posixpath
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 # Folders and files for other systems.
@@ -48,7 +49,7 @@ class IncludeIndex:
             candidates,
             key=lambda name: (
                 shared_folders(includer, name),
-                not _FOREIGN.search(name),
+                not is_foreign(name),
                 len({*includer.split("/")[:-1]} & {*name.split("/")[:-1]}),
                 -len(name),
                 name,
@@ -62,10 +63,23 @@ class IncludeIndex:
         For names of several headers alone: `curl.h` need not be what `curl/curl.h` is.
         """
         folder, _, base = target.rpartition("/")
-        candidates = self._by_base.get(base, ()) if folder and base.startswith(folder) else ()
-        if candidates and sum(each.startswith(folder) for each in self._by_base) < _FEWEST_INSTALLED:
-            return None
+        is_installed = folder == _first_word(base) and self._first_words[folder] >= _FEWEST_INSTALLED
+        candidates = self._by_base.get(base, ()) if is_installed else ()
         return min(candidates, key=lambda name: (len(name), name), default=None)
+
+    @functools.cached_property
+    def _first_words(self) -> Counter[str]:
+        return Counter(map(_first_word, self._by_base))
+
+
+def _first_word(base: str) -> str:
+    """`gsl` of `gsl_math.h`."""
+    return re.split("[_.-]", base, maxsplit=1)[0]
+
+
+def is_foreign(name: str) -> bool:
+    """True for a file that is for another system than Linux, by its path."""
+    return _FOREIGN.search(name) is not None
 
 
 def shared_folders(one: str, two: str) -> int:

@@ -266,7 +266,6 @@ def _find_guard(lexed: LexedSource) -> None:
     """
     if not lexed.balanced:
         return
-    includes = [d.start for d in lexed.directives if d.keyword in INCLUDE_KEYWORDS]
     for group in lexed.groups:
         opening = group.directives[0]
         macro, condition = group.guard
@@ -276,8 +275,7 @@ def _find_guard(lexed: LexedSource) -> None:
             continue
         define = defined_in(group, macro, lexed.directives)
         is_around_all = lexed.is_blank(0, group.start) and lexed.is_blank(group.end, len(lexed.data))
-        is_read_twice = bool(includes) and includes[0] < group.start
-        if define is not None and is_around_all and not is_read_twice:
+        if define is not None and is_around_all and not _includes_before(lexed.directives, group.start):
             has_value = define.argument.strip() != macro
             lexed.guard = macro
             end = group.directives[1].start
@@ -286,6 +284,10 @@ def _find_guard(lexed: LexedSource) -> None:
                 {opening.start, *gone, *(() if has_value else (define.start,))}
             )
             return
+
+
+def _includes_before(directives: Iterable[Directive], offset: int) -> bool:
+    return any(d.keyword in INCLUDE_KEYWORDS and d.start < offset for d in directives)
 
 
 def defined_in(group: ConditionalGroup, macro: bytes, directives: Iterable[Directive]) -> Directive | None:

@@ -79,8 +79,7 @@ def macro_bodies(directives: Iterable[Directive]) -> dict[bytes, set[bytes]]:
         body = (rest[rest.find(b")") + 1 :] if takes_arguments else rest).strip()
         if takes_arguments and body == rest[1 : rest.find(b")")].strip() and body:
             body = _ARGUMENT
-        word = body.strip(b"@").lower()
-        if body == b"@" + body.strip(b"@") + b"@" and word in _SPECIFIERS:
+        if body.startswith(b"@") and (word := body.strip(b"@").lower()) in _SPECIFIERS:
             body = word  # of a template: `#define INLINE @INLINE@`
         if len(body) > _LONGEST_BODY:
             pastes = b" ".join(match.group() for match in _PASTE.finditer(body))

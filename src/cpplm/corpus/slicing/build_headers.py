@@ -13,9 +13,9 @@ from importlib import resources
 from pathlib import Path, PurePosixPath
 
 from cpplm.core.storage import sha256
+from cpplm.corpus.include_index import is_foreign
 from cpplm.corpus.ingest.discovery import AUTOCONF_SCRIPTS
 from cpplm.corpus.slicing.autoconf import always_defined, defined_by_checks
-from cpplm.cpp.conditions import is_elsewhere
 
 _LINUX = tomllib.loads(
     resources.files("cpplm.corpus.slicing").joinpath("linux_build_config.toml").read_text("utf-8")
@@ -187,7 +187,7 @@ def build_defaults(roots: Iterable[Path]) -> BuildDefaults:
                     if found != path or path.name in AUTOCONF_SCRIPTS:
                         name = PurePosixPath(os.path.relpath(found, root)).as_posix()
                         templates.append((PurePosixPath(header).name, name))
-    templates.sort(key=lambda each: is_elsewhere(PurePosixPath(each[1]).parent.as_posix().upper().encode()))
+    templates.sort(key=lambda each: is_foreign(each[1]))
     return BuildDefaults(values, tuple(templates), macros)
 
 

@@ -24,6 +24,7 @@ from cpplm.corpus.slicing.bottom_up import callees_first
 from cpplm.corpus.slicing.callees import find_callees
 from cpplm.corpus.slicing.chunks import can_be_sliced, chunks, whole_file
 from cpplm.corpus.slicing.closure import Closure
+from cpplm.corpus.slicing.expand_unit import expand_unit
 from cpplm.corpus.slicing.expansion import Expander, Place
 from cpplm.corpus.slicing.lookup import NameLookup
 from cpplm.corpus.slicing.measure import Measure
@@ -33,7 +34,6 @@ from cpplm.corpus.slicing.references import Parse, ReferenceLookup
 from cpplm.corpus.slicing.rendering import Rendered, render
 from cpplm.corpus.slicing.shortening import Detail, Shortener
 from cpplm.corpus.slicing.tables import table_pieces
-from cpplm.corpus.slicing.unit_expansion import expand_unit
 from cpplm.corpus.slicing.units import Unit
 from cpplm.corpus.slicing.unnamed import UnnamedItems
 from cpplm.cpp.file_suffixes import is_source

@@ -159,7 +159,6 @@ class NameLookup:
             if candidates.places:
                 found.append(candidates)
         if item.kind == ItemKind.USING and b"namespace" in mentions:
-            found = [each for each in found if self._is_namespace(each)]
             opened = IDENTIFIER.findall(item.text)[-1]
             places = self._in_namespace(opened, rank)
             if places and all(candidates.name != opened for candidates in found):
@@ -181,11 +180,6 @@ class NameLookup:
     def complete(self, place: Place, item: Item) -> Set[bytes]:
         """The types that an item, as it is written there, is known to need the definition of."""
         return frozenset()
-
-    def _is_namespace(self, candidates: Candidates) -> bool:
-        """True if a name may be a namespace, an alias of one, or a macro that stands for one."""
-        kinds = (ItemKind.FORWARD, ItemKind.USING, ItemKind.MACRO)
-        return any(self.expansion.item(place).kind in kinds for place in candidates.places)
 
     def _in_namespace(self, name: bytes, rank: Rank) -> list[Place]:
         """The shortest item in a namespace, so that there is such a namespace."""

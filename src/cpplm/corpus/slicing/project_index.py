@@ -19,8 +19,8 @@ from cpplm.corpus.ingest.discovery import (
 )
 from cpplm.corpus.slicing import build_headers
 from cpplm.corpus.slicing.autoconf import header_template
+from cpplm.corpus.slicing.declared_names import attached_to, declared_names
 from cpplm.corpus.slicing.entries import EntriesByName
-from cpplm.corpus.slicing.item_names import attached_to, declared_names
 from cpplm.corpus.slicing.splicing import Splice, source_lines, splice
 from cpplm.corpus.slicing.units import TYPE_NAME
 from cpplm.cpp.file_suffixes import is_source

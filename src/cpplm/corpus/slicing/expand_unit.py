@@ -1,4 +1,4 @@
-"""How a unit is read: from its last file, with a build's options, or through the files that include it."""
+"""Expands a unit: from its last file, with the options of a build, or through the files that include it."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def declared_names(item: Item, macros: MacroTable, types: Set[bytes]) -> set[byt
     names.update(d.macro for d in item.directives if d.keyword in (b"define", b"undef"))
     callee = item.function_name or (item.names[0] if len(item.names) == 1 else b"")
     is_macro = callee in macros.names or (callee.isupper() and item.kind == ItemKind.FUNCTION)
-    if item.kind == ItemKind.CALL or (is_macro and item.kind != ItemKind.MACRO and b"TEST" not in callee):
+    if item.kind == ItemKind.CALL or (is_macro and item.kind != ItemKind.MACRO):
         # What renames functions may have any name, and no arguments.
         head = code.partition(b"{")[0]
         call = _call_of(callee if callee.isupper() else b"").search(head)
