@@ -1,6 +1,7 @@
 """`cpplm corpus build`: projects to parquet shards, resumable and the same for any number of workers.
 
     OUT/_jsonl/...               records of JSONL files, unpacked (jsonl.py)
+    OUT/_configured/...          headers that projects' configuration steps wrote (configure.py)
     OUT/_parts/...               rows of each project (project_cache.py), then by shard (shard_writer.py)
     OUT/train_00000.parquet ...  rows in the order of their hash, projects mixed
     OUT/fingerprints_00000.parquet  what copies among later projects are recognised by (fingerprints.py)
@@ -37,9 +38,10 @@ from cpplm.corpus import datatrove_executor
 from cpplm.corpus.clang.semantics import plan_semantics
 from cpplm.corpus.compile.labels import CompileLabeler, plan_labeler
 from cpplm.corpus.ingest import jsonl
+from cpplm.corpus.ingest.configure import configure
 from cpplm.corpus.ingest.curation import CurationRules, curate
 from cpplm.corpus.ingest.decontamination import load_problems
-from cpplm.corpus.ingest.discovery import FileRules, Project, find_files, find_projects
+from cpplm.corpus.ingest.discovery import FileRules, Project, built_files, find_files, find_projects
 from cpplm.corpus.ingest.fingerprints import (
     FINGERPRINTS_NAME,
     KnownFile,
@@ -54,7 +56,7 @@ from cpplm.corpus.shard_writer import write_splits
 from cpplm.corpus.slicing.build_headers import build_defaults
 from cpplm.tokenizer.tokenizer import Tokenizer
 
-UNPACKED = "_jsonl"
+UNPACKED, CONFIGURED = "_jsonl", "_configured"
 # Raised when the documents made from the same input, or their columns, change.
 _FORMAT = 6
 # From here on starting workers takes less time than they save in looking for copies.
@@ -72,8 +74,13 @@ def build(settings: CorpusSettings) -> dict[str, Any]:
     if settings.engine == "datatrove":
         datatrove_executor.import_executor()
     labels = plan_labeler(settings)
-    with _output(settings.out) as storage, _unpacked(settings, storage) as (unpacked, records):
-        work = _prepare(settings, storage, unpacked, labels)
+    with (
+        _output(settings.out) as storage,
+        _local_folder(storage, UNPACKED) as jsonl_folder,
+        _local_folder(storage, CONFIGURED) as headers,
+    ):
+        unpacked, records = jsonl.unpack(settings.jsonl, jsonl_folder)
+        work = _prepare(settings, storage, unpacked, labels, headers)
         if work.jobs:
             _build_parts(settings, storage, work.jobs)
             _write_corpus(storage, work, settings, records)
@@ -100,14 +107,15 @@ def datatrove_pipeline(settings: CorpusSettings) -> list[datatrove_executor.Buil
     Raises:
         UserError: as `build`, or the corpus is complete already.
     """
-    if settings.jsonl and is_bucket(settings.out):
+    if (settings.jsonl or settings.configure) and is_bucket(settings.out):
         raise UserError(
-            f"records cannot be unpacked for other machines into {settings.out}",
+            f"records and headers cannot be unpacked for other machines into {settings.out}",
             fix="Use an --out folder that all of them see.",
         )
     labels = plan_labeler(settings)
-    with _output(settings.out) as storage, _unpacked(settings, storage) as (unpacked, _):
-        work = _prepare(settings, storage, unpacked, labels)
+    with _output(settings.out) as storage:
+        unpacked, _ = jsonl.unpack(settings.jsonl, Path(storage.location, UNPACKED))
+        work = _prepare(settings, storage, unpacked, labels, Path(storage.location, CONFIGURED))
         if not work.jobs:
             raise UserError(f"{storage.location} is complete already", fix="There is nothing to run.")
         jobs = missing_jobs(storage, work.jobs)
@@ -120,14 +128,19 @@ class _PreparedBuild:
 
     identity: dict[str, Any]
     jobs: list[ProjectJob]
+    digests: dict[str, str]
     earlier: ShardReader | None
     files: list[KnownFile]
 
 
 def _prepare(
-    settings: CorpusSettings, storage: Storage, unpacked: list[Project], labels: CompileLabeler | None
+    settings: CorpusSettings,
+    storage: Storage,
+    unpacked: list[Project],
+    labels: CompileLabeler | None,
+    headers: Path,
 ) -> _PreparedBuild:
-    """Find the projects and compare them with what `out` holds.
+    """Find the projects, compare them with what `out` holds, and configure those that are new into `headers`.
 
     Raises:
         UserError: a bad project, or `out` holds another corpus.
@@ -144,9 +157,12 @@ def _prepare(
     known_files = read_fingerprints(earlier) if earlier is not None and settings.append else []
     finished = frozenset(earlier.manifest.get("sources", {}) if earlier is not None else ())
     projects, files = discover(settings, unpacked, finished, known_files)
+    digests = {item.project.name: _source_digest(item) for item in projects}
     if earlier is not None:
-        _compare(storage, earlier.manifest, identity, projects, append=settings.append)
+        _compare(storage, earlier.manifest, identity, projects, digests, append=settings.append)
         projects = [item for item in projects if item.project.name not in finished]
+    if settings.configure:
+        _configure([item for item in projects if item.project not in unpacked], settings, headers)
     plan = BuildPlan(
         settings.budget,
         settings.tokenizer,
@@ -156,7 +172,7 @@ def _prepare(
         settings.max_repeat,
     )
     jobs = make_jobs(storage.location, projects, plan, identity)
-    return _PreparedBuild(identity, jobs, earlier, known_files + files)
+    return _PreparedBuild(identity, jobs, digests, earlier, known_files + files)
 
 
 def discover(
@@ -178,13 +194,7 @@ def discover(
         if times > 1:
             raise UserError(f"{times} projects are named {name}", fix="Rename one, or leave it out.")
     plans = {project.name: plan_semantics(settings, project) for project in projects}
-    rules = FileRules(
-        settings.max_file_bytes,
-        settings.max_include_bytes,
-        settings.keep_vendored,
-        settings.keep_ignored,
-        settings.licenses,
-    )
+    rules = _file_rules(settings)
     record_rules = replace(rules, keep_ignored=True)  # unpacked, they are in no repository
     curation = CurationRules(
         load_problems(settings.decontaminate),
@@ -217,11 +227,40 @@ def discover(
     return discovered, files
 
 
+def _file_rules(settings: CorpusSettings) -> FileRules:
+    return FileRules(
+        settings.max_file_bytes,
+        settings.max_include_bytes,
+        settings.keep_vendored,
+        settings.keep_ignored,
+        settings.licenses,
+    )
+
+
+def _configure(projects: list[DiscoveredProject], settings: CorpusSettings, folder: Path) -> None:
+    """Add to projects what their own configuration steps make.
+
+    Raises:
+        UserError: there is no sandbox to run them in.
+    """
+    items = [item for item in projects if not item.project.bare_headers]
+    roots = [item.project.roots[0] for item in items]
+    results = configure(roots, folder, settings.worker_count, unsafe=settings.unsafe)
+    for item, made in zip(items, results, strict=True):
+        known = {file.name for file in item.files}
+        headers = {name: path for name, path in made.headers.items() if name not in known}
+        files = built_files(item.project, headers, _file_rules(settings))
+        item.files += [replace(file, redact=not settings.keep_personal_data) for file in files]
+        item.defaults = replace(item.defaults, macros=dict(item.defaults.macros) | dict(made.macros))
+        item.configured = made.figures()
+
+
 def _compare(
     storage: Storage,
     manifest: dict[str, Any],
     identity: dict[str, Any],
     projects: list[DiscoveredProject],
+    digests: dict[str, str],
     *,
     append: bool,
 ) -> None:
@@ -231,7 +270,6 @@ def _compare(
         UserError: they differ in more than projects to be appended.
     """
     old_identity, old_sources = manifest.get("identity", {}), manifest.get("sources", {})
-    digests = {item.project.name: _source_digest(item) for item in projects}
     differences = [
         f"{name} was {old_identity.get(name)!r}, now {value!r}"
         for name, value in identity.items()
@@ -287,7 +325,7 @@ def _write_corpus(
         shards,
         identity=work.identity,
         sources=old_manifest.get("sources", {})
-        | {job.item.project.name: _source_digest(job.item) for job in work.jobs},
+        | {job.item.project.name: work.digests[job.item.project.name] for job in work.jobs},
         projects=old_manifest.get("projects", {})
         | {name: record["figures"] for name, record in records_by_project.items()},
         records=old_manifest.get("records", []) + records,
@@ -306,7 +344,8 @@ def _tidy(storage: Storage, manifest: dict[str, Any]) -> None:
     storage.delete([name for name in _written_names(storage) if name not in named])
     storage.delete(storage.list_names(PARTS))
     if not is_bucket(storage.location):
-        shutil.rmtree(Path(storage.location, UNPACKED), ignore_errors=True)
+        for name in (UNPACKED, CONFIGURED):
+            shutil.rmtree(Path(storage.location, name), ignore_errors=True)
     storage.cleanup_partial_writes()
 
 
@@ -326,7 +365,8 @@ def _output(location: str) -> Iterator[Storage]:
     storage = Storage(location, create=True)
     with exclusive_lock(storage.location):
         ours = {MANIFEST, COMPLETE, *_written_names(storage)}
-        names = [name for name in storage.list_names() if name.split("/")[0] not in (PARTS, UNPACKED)]
+        temporary = (PARTS, UNPACKED, CONFIGURED)
+        names = [name for name in storage.list_names() if name.split("/")[0] not in temporary]
         foreign = [name for name in names if name not in ours]
         if foreign and COMPLETE not in names:
             raise UserError(
@@ -343,14 +383,10 @@ def _output(location: str) -> Iterator[Storage]:
 
 
 @contextmanager
-def _unpacked(
-    settings: CorpusSettings, storage: Storage
-) -> Iterator[tuple[list[Project], list[dict[str, Any]]]]:
-    """The projects in JSONL files and what became of each file; unpacked in `out` where that is local."""
-    if not settings.jsonl:
-        yield [], []
-    elif is_bucket(storage.location):
-        with tempfile.TemporaryDirectory(prefix="cpplm-jsonl-") as folder:
-            yield jsonl.unpack(settings.jsonl, Path(folder))
+def _local_folder(storage: Storage, name: str) -> Iterator[Path]:
+    """A folder for the time of a build: in `out`, where the next one finds it, or a temporary one."""
+    if is_bucket(storage.location):
+        with tempfile.TemporaryDirectory(prefix="cpplm-corpus-") as folder:
+            yield Path(folder)
     else:
-        yield jsonl.unpack(settings.jsonl, Path(storage.location, UNPACKED))
+        yield Path(storage.location, name)

@@ -68,6 +68,7 @@ class DiscoveredProject(ScannedProject):
 
     semantic: SemanticPlan | None = None
     defaults: BuildDefaults = field(default_factory=BuildDefaults)  # of its build
+    configured: dict[str, Any] | None = None  # what became of its configuration step
 
     @property
     def size(self) -> int:
@@ -251,6 +252,8 @@ def build_project(
         redacted=project.redactions.to_dict(),
         converted=converted.to_dict(),
     )
+    if project.configured is not None:
+        figures["configured"] = project.configured
     if plan.labels is not None:
         figures["labels"] = {
             "compile": dict(sorted(tally.compiling.items())),

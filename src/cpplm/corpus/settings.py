@@ -57,12 +57,16 @@ class CorpusSettings:
     """Resolve names exactly with libclang where it can parse (needs cpplm[semantic]; 20 times slower)."""
     compile_commands: Path | None = None
     """The compilation database for --semantic; by default the one in each project or its build folder."""
+    configure: bool = False
+    """Run each project's own configuration step (CMake, Meson, configure) in the sandbox, without a network,
+    and read the headers that it writes and the macros of its compile commands."""
     label: bool = False
     """Compile every document (syntax only, in the sandbox) and store whether it does: half a second each."""
     headers: tuple[Path, ...] = ()
     """Folders of third-party headers for --label."""
     unsafe: bool = False
-    """Run the compiler without isolation. Never do this with code that you do not trust."""
+    """Run the compiler and configuration steps without isolation. Never do this with code that you do not
+    trust."""
     val_fraction: float = 0.05
     """Share of the bytes held out for validation."""
     val_split: SplitBy = "auto"
@@ -101,9 +105,10 @@ class CorpusSettings:
         if self.compile_commands is not None and not self.semantic:
             raise UserError("--compile_commands has no effect alone", fix="Add --semantic, or leave it out.")
         self._check_mode()
-        for name, given in (("headers", self.headers), ("unsafe", self.unsafe)):
-            if given and not self.label:
-                raise UserError(f"--{name} has no effect without a compiler", fix="Add --label.")
+        if self.headers and not self.label:
+            raise UserError("--headers has no effect without a compiler", fix="Add --label.")
+        if self.unsafe and not (self.label or self.configure):
+            raise UserError("--unsafe has no effect: nothing is run", fix="Add --label or --configure.")
         if self.max_repeat < 1:
             raise UserError(
                 f"--max_repeat {self.max_repeat} is less than the source itself",
@@ -132,8 +137,9 @@ class CorpusSettings:
             )
 
     def _check_mode(self) -> None:
-        if self.semantic and self.mode == "file":
-            raise UserError("--semantic has no effect with --mode file", fix="Add --mode compilable.")
+        for name in ("semantic", "configure"):
+            if getattr(self, name) and self.mode == "file":
+                raise UserError(f"--{name} has no effect with --mode file", fix="Add --mode compilable.")
         if self.cross_file_depth < 1:
             raise UserError(
                 f"--cross_file_depth {self.cross_file_depth} follows no call", fix="Use --mode compilable."
@@ -181,6 +187,8 @@ class CorpusSettings:
             values["max_tokens"] = self.budget
         if self.mode != "cross-file":
             values.pop("cross_file_depth")
+        if not self.configure:
+            values.pop("configure")
         values["tokenizer_hash"] = tokenizer_hash
         values["decontaminate"] = sorted(_file_hash(path) for path in self.decontaminate)
         return values

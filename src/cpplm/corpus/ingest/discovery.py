@@ -15,7 +15,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -235,6 +235,25 @@ def find_files(project: Project, rules: FileRules | None = None) -> tuple[list[S
         )
         for file in files
     ], skips
+
+
+def built_files(project: Project, headers: Mapping[str, Path], rules: FileRules) -> list[SourceFile]:
+    """Headers that a build wrote, under the licenses of the project's folders; by their names in it."""
+    licenses = LicenseFiles(project.roots[0])
+    skips = SkipCounts()  # of files that nobody counts
+    files = []
+    for name, path in sorted(headers.items()):
+        data = read_raw(path, path.parent, name, rules.max_include_bytes, skips)
+        if data is not None:
+            head = read_head(normalize_source(data)).comments
+            license = licenses.of_file(project.roots[0] / name, head)
+            files.append(
+                SourceFile(
+                    name, path, len(data), hashlib.sha256(data).hexdigest(), license, makes_documents=False,
+                    may_be_borrowed=is_allowed(license, rules.licenses), is_built=True,
+                )
+            )  # fmt: skip
+    return files
 
 
 def _reasons(

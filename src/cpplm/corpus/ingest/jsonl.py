@@ -67,6 +67,8 @@ def unpack(files: tuple[Path, ...], folder: Path) -> tuple[list[Project], list[d
     Raises:
         UserError: a file cannot be read, has no usable line, or has the name of another.
     """
+    if not files:
+        return [], []
     paths = [path.expanduser() for path in files]
     _check(paths)
     storage = Storage(folder, create=True)

@@ -44,7 +44,20 @@ def corpus_totals(manifest: dict[str, Any]) -> dict[str, Any]:
         totals["labels"] = _labels(projects)
     if any("semantic" in project for project in projects):
         totals["semantic"] = _semantic([each["semantic"] for each in projects if "semantic" in each])
+    if any("configured" in project for project in projects):
+        totals["configured"] = _configured(manifest["projects"])
     return totals
+
+
+def _configured(projects: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The numbers of projects whose configuration succeeded, failed, or was none; why each failed."""
+    results = {name: each["configured"] for name, each in projects.items() if "configured" in each}
+    return {
+        "projects": len(results),
+        "configured": sum(bool(each["step"] and not each["problem"]) for each in results.values()),
+        "headers": sum(each["headers"] for each in results.values()),
+        "problems": {name: each["problem"] for name, each in sorted(results.items()) if each["problem"]},
+    }
 
 
 def _sums(projects: list[dict[str, Any]], name: str, figure: str = "") -> dict[str, int]:
@@ -134,6 +147,13 @@ def format_summary(result: dict[str, Any], location: str) -> str:
             f"semantics  {semantic['parsed']:,} of {number:,} files parsed without an error, "
             f"{semantic['databases']:,} of {semantic['projects']:,} projects with a compilation database"
         )
+    if "configured" in totals:
+        configured = totals["configured"]
+        lines.append(
+            f"configured {configured['configured']:,} of {pluralize(configured['projects'], 'project')}, "
+            f"{configured['headers']:,} headers"
+        )
+        lines += [f"  {name}: {problem}" for name, problem in configured["problems"].items()]
     lines += map(str, filter_results(result))
     if result.get("already_complete"):
         lines.append("time       nothing to do: this corpus is complete")

@@ -255,18 +255,18 @@ class ProjectIndex:
         if not self.closed:
             return None
         target = build_headers.include_target(argument)
-        found = None
         templates = [target + ending for ending in TEMPLATE_ENDINGS]
-        if argument[0] == '"':
-            found = self._index.beside(name, target)
+        found = self._index.beside(name, target) if argument[0] == '"' else None
         template = self.defaults.template_of.get(target.rpartition("/")[2])
         if found is None and template in self.files and is_template(template):
-            return self._built(target, template) or template
+            found = template
         if argument[0] == '"' and found is None:
             found = next(filter(None, (self._index.beside(name, each) for each in templates)), None)
         if found is None and (argument[0] == '"' or target not in build_headers.SYSTEM_HEADERS):
             found = self._index.nearest(name, target)
         found = found or next(filter(None, (self._index.nearest(name, each) for each in templates)), None)
+        if found is not None and is_template(found):
+            return self._built(target, found) or found
         return found or self._index.installed(target)
 
     def _built(self, target: str, template: str) -> str | None:
@@ -274,7 +274,10 @@ class ProjectIndex:
         beside = PurePosixPath(template).with_name(PurePosixPath(target).name).as_posix()
         if beside in self.files:
             return beside
-        return next((name for name in self._built_files if f"/{name}".endswith(f"/{target}")), None)
+        matches = (
+            name for end in (beside, target) for name in self._built_files if f"/{name}".endswith(f"/{end}")
+        )
+        return next(matches, None)
 
     @functools.cached_property
     def _built_files(self) -> list[str]:

@@ -1,0 +1,168 @@
+"""`corpus build --configure`: the headers and macros that a project's own configuration step makes.
+
+CMake, Meson or the project's `configure` runs in the sandbox, on a copy of the project. It is as untrusted as
+any generated program: nothing leaves but one archive of headers and `compile_commands.json`, whose names are
+checked and whose text is read like any other file of the project.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import re
+import shlex
+import shutil
+import tarfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from cpplm.core.progress import progress_bar
+from cpplm.corpus.clang.compile_commands import NAME as DATABASE
+from cpplm.cpp.file_suffixes import HEADER_SUFFIXES
+from cpplm.sandbox.limits import MIB, ResourceLimits
+from cpplm.sandbox.sandbox import Sandbox, SandboxError
+
+_LIMITS = ResourceLimits(
+    wall_seconds=900,
+    cpu_seconds=300,
+    memory_bytes=4096 * MIB,
+    processes=128,
+    scratch_bytes=1024 * MIB,
+    open_files=1024,
+)
+_ARCHIVE, _MOST_BYTES = "built.tar", 64 * MIB
+# The first step that succeeds, on a copy: many write beside their sources.
+_TRIALS = " -o ".join(f"-name {name}" for name in ("CMakeFiles", "meson-private", "_deps", "subprojects"))
+_RESULTS = " -o ".join(
+    f"-name '{name}'" for name in (DATABASE, *sorted(f"*{end}" for end in HEADER_SUFFIXES))
+)
+_SCRIPT = rf"""
+touch stamp && mkdir source build && tar -C project --exclude=./.git -cf copy.tar . &&
+    tar -C source -xf copy.tar && rm copy.tar && cd build || exit 1
+step() {{ echo "$1"; "$@" >>log 2>&1; }}
+autoconf() {{ (cd ../source && autoreconf --install --force) && ../source/configure; }}
+if [ -f ../source/CMakeLists.txt ] && step cmake -S ../source -B . \
+    -DCMAKE_EXPORT_COMPILE_COMMANDS=ON -DCMAKE_POLICY_VERSION_MINIMUM=3.5; then done=1
+elif [ -f ../source/meson.build ] && step meson setup . ../source; then done=1
+elif [ -f ../source/configure ] && step sh ../source/configure; then done=1
+elif [ ! -f ../source/configure ] && [ -f ../source/configure.ac ] && step autoconf; then done=1
+fi
+cd ..
+find build source \( {_TRIALS} \) -prune -o -newer stamp \( {_RESULTS} \) -print |
+    LC_ALL=C sort | tar --dereference --ignore-failed-read -cf {_ARCHIVE} -T -
+pwd
+[ "$done" ] || [ ! -f build/log ] && exit
+grep -E -A 2 "^CMake Error|[Ee]rror: |ERROR: " build/log | head -n 3
+exit 1
+"""
+_DEFINITION = re.compile(r"-D([A-Za-z_]\w*)(?:=(.*))?")
+
+
+@dataclass(frozen=True)
+class Configured:
+    """What the configuration step of a project made.
+
+    Attributes:
+        headers: the files, by their names in the project; those of the build folder are in `build/`.
+        macros: of the command lines that compile the project, the first value of each.
+        step: `cmake`, `meson`, `sh` (its configure) or `autoconf`; "" where there was none to run.
+        problem: why it failed; "" if it did not.
+    """
+
+    headers: Mapping[str, Path] = field(default_factory=dict)
+    macros: Mapping[bytes, bytes] = field(default_factory=dict)
+    step: str = ""
+    problem: str = ""
+
+    def figures(self) -> dict[str, Any]:
+        """For the manifest."""
+        return {"step": self.step, "headers": len(self.headers), "problem": self.problem}
+
+
+def configure(roots: Sequence[Path], folder: Path, workers: int, *, unsafe: bool) -> list[Configured]:
+    """Configure the project in each of the folders, `workers` at a time; their headers go to `folder`.
+
+    Raises:
+        UserError: no sandbox works here.
+    """
+    sandbox = Sandbox.probe(unsafe=unsafe)
+    shutil.rmtree(folder, ignore_errors=True)  # of a build that was killed
+    with progress_bar(len(roots), "configure", "project") as bar, ThreadPoolExecutor(workers) as pool:
+
+        def configure_next(number: int) -> Configured:
+            made = _configure(roots[number], folder / str(number), sandbox)
+            bar.update()
+            return made
+
+        return list(pool.map(configure_next, range(len(roots))))
+
+
+def _configure(root: Path, folder: Path, sandbox: Sandbox) -> Configured:
+    try:
+        result = sandbox.run(
+            {}, ["sh", "-c", _SCRIPT], _LIMITS, fetch={_ARCHIVE: _MOST_BYTES}, folders={"project": root}
+        )
+    except SandboxError as error:
+        return Configured(problem=str(error))
+    steps, _, rest = result.stdout.decode(errors="replace").partition("/")
+    work, _, errors = f"/{rest}".partition("\n")
+    step = " ".join(steps.split()[-1:])
+    problem = "" if result.succeeded else " ".join((errors or result.message()).split()) or result.reason
+    if _ARCHIVE not in result.files:
+        return Configured(step=step, problem=problem or "it left no headers")
+    try:
+        headers, database = _unpack(result.files[_ARCHIVE], folder, work.encode())
+    except (OSError, tarfile.TarError) as error:
+        return Configured(step=step, problem=f"its headers cannot be read: {error}")
+    return Configured(headers, command_macros(database), step, problem)
+
+
+def _unpack(archive: bytes, folder: Path, work: bytes) -> tuple[dict[str, Path], bytes]:
+    """Write the headers below a folder; returns them by name, and `compile_commands.json`.
+
+    Whatever is no plain file of an honest size and name is left out: the project wrote the archive.
+
+    Args:
+        archive: of `build` and `source`, as the sandbox returns it.
+        folder: to write to.
+        work: path in the sandbox, different from run to run with some of its backends.
+    """
+    headers: dict[str, Path] = {}
+    database = b""
+    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as members:
+        for member in members:
+            top, *inside = PurePosixPath(member.name).parts or ("",)
+            is_plain = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not member.sparse
+            if not is_plain or member.size > len(archive) or not inside or ".." in inside:
+                continue
+            if top not in ("build", "source"):
+                continue
+            file = members.extractfile(member)
+            data = file.read().replace(work, b"/work") if file else b""
+            if inside[-1] == DATABASE:
+                database = database or data
+                continue
+            name = "/".join(inside if top == "source" else (top, *inside))
+            headers[name] = folder / name
+            headers[name].parent.mkdir(parents=True, exist_ok=True)
+            headers[name].write_bytes(data)
+    return headers, database
+
+
+def command_macros(database: bytes) -> dict[bytes, bytes]:
+    """The macros that the commands of a `compile_commands.json` define; none where it cannot be read."""
+    macros: dict[bytes, bytes] = {}
+    with suppress(ValueError, TypeError, AttributeError, KeyError):  # it comes from the project
+        for entry in json.loads(database or b"[]"):
+            words = entry.get("arguments") or shlex.split(entry["command"])
+            for word, following in itertools.pairwise([*words, ""]):
+                match = _DEFINITION.fullmatch(word + following if word == "-D" else word)
+                if match:
+                    value = "1" if match[2] is None else match[2]
+                    macros.setdefault(match[1].encode(), value.encode())
+    return macros
