@@ -114,6 +114,12 @@ def test_a_step_that_fails_is_named_and_the_rest_goes_on(folder: Path, tmp_path:
     assert "DEPTH" in texts(tmp_path / "out")
 
 
+def test_the_last_lines_of_a_step_say_why_it_failed(folder: Path, tmp_path: Path) -> None:
+    write_files(folder / "harbour", PROJECT | {"configure": "echo checking\necho no assembler\nexit 1\n"})
+    result = built(folder, tmp_path / "out")
+    assert result["projects"]["harbour"]["configured"]["problem"] == "checking no assembler"
+
+
 def test_no_step_is_no_problem(folder: Path, tmp_path: Path) -> None:
     write_files(folder / "harbour", {"a.c": "int a(void) { return 1; }\n", "b.c": PROJECT["src/b.c"]})
     result = built(folder, tmp_path / "out")

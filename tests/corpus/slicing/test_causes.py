@@ -329,3 +329,43 @@ def test_what_a_program_generates_is_asked_for(tmp_path):
     document = one_document(tmp_path, files, of="use.cc")
     assert document.text.startswith('#include "ui_form.h"\n')
     assert "config.h" not in document.text
+
+
+def test_a_macro_for_the_header_of_a_library_stays_before_it(tmp_path):
+    own = "#include <stdio.h>\n#define OTHER 1\n#include <stdlib.h>\n#define LONE 2\nextern FILE *out;\n"
+    header = "#define LIB_WIDTH 8\n#define LIB_STATIC\n#define SIZE 3\n#include <lib/lib.h>\n" + own
+    files = {"x.h": f"{header}struct X {{ lib_t t[SIZE]; }};\n", "x.c": '#include "x.h"\nstruct X x;\n',
+             "use.c": '#include "x.h"\nextern struct X y;\n'}  # fmt: skip
+    (document,) = documents_of(write_files(tmp_path, files), of="use.c")
+    assert "#define LIB_WIDTH 8\n#define LIB_STATIC\n#define SIZE 3\n\n#include <lib/lib.h>" in document.text
+    assert "OTHER" not in document.text
+    assert "LONE" not in document.text
+
+
+def test_what_no_document_could_hold_has_the_branches_that_are_read_alone(tmp_path):
+    systems = "".join(
+        f"#{'el' if n else ''}if defined(SYSTEM_{n})\ntypedef int part_{n}[{n + 1}];\n"
+        f"typedef struct {{ part_{n} first_member_{n}, second_member_{n}; }} lock_t;\n"
+        for n in range(20)
+    )
+    header = f"#ifndef LOCK_H\n#define LOCK_H\n{systems}#else\ntypedef int lock_t;\n#endif\n#endif\n"
+    files = {"lock.h": header, "use.c": '#include "lock.h"\nint take(lock_t *lock) { return *lock; }\n'}
+    (document,) = documents_of(write_files(tmp_path, files), budget=1_000, of="use.c")
+    assert document.kind == "compilable"
+    assert "typedef int lock_t;" in document.text
+    assert "SYSTEM_3" not in document.text
+    assert compile_errors(document.text, language="c") == ""
+
+
+def test_a_header_amid_what_cannot_be_taken_apart_is_no_piece_of_it(tmp_path):
+    entries = "".join(f"extern int t{n};\n" for n in range(99))
+    cpp = '#ifdef __cplusplus\n}\n#endif\n#include <b.h>\n#ifdef __cplusplus\nextern "C" {\n#endif\n'
+    branches = f"#if defined(A)\n#include <types.h>\n#elif defined(B)\n{cpp}#else\n#define PORT 1\n#endif\n"
+    files = {
+        "types.h": f"#ifndef TYPES_H\n#define TYPES_H\n{entries}#endif\n",
+        "port.h": f"#ifndef PORT_H\n#define PORT_H\n{branches}#endif\n",
+        "use.c": '#include "port.h"\nint use(void) { return PORT; }\n',
+    }
+    (document,) = documents_of(write_files(tmp_path, files), of="use.c")
+    assert "extern int t3" not in document.text
+    assert compile_errors(document.text, language="c") == ""

@@ -57,7 +57,7 @@ find build source \( {_TRIALS} \) -prune -o -newer stamp \( {_RESULTS} \) -print
     LC_ALL=C sort | tar --dereference --ignore-failed-read -cf {_ARCHIVE} -T -
 pwd
 [ "$done" ] || [ ! -f build/log ] && exit
-grep -E -A 2 "^CMake Error|[Ee]rror: |ERROR: " build/log | head -n 3
+{{ grep -E -A 2 "^CMake Error|[Ee]rror: |ERROR: " build/log || tail -n 2 build/log; }} | head -n 3
 exit 1
 """
 _DEFINITION = re.compile(r"-D([A-Za-z_]\w*)(?:=(.*))?")

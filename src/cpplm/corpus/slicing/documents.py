@@ -24,7 +24,7 @@ from cpplm.corpus.slicing.bottom_up import callees_first
 from cpplm.corpus.slicing.callees import find_callees
 from cpplm.corpus.slicing.chunks import can_be_sliced, chunks, whole_file
 from cpplm.corpus.slicing.closure import Closure
-from cpplm.corpus.slicing.expand_unit import expand_unit
+from cpplm.corpus.slicing.expand_unit import closed_expansion, expand_unit
 from cpplm.corpus.slicing.expansion import Expander, Place
 from cpplm.corpus.slicing.lookup import NameLookup
 from cpplm.corpus.slicing.measure import Measure
@@ -139,14 +139,29 @@ class _Slicer:
             self.expansion = expander.expand(self.expansion.roots)
             self.lookup = ReferenceLookup(self.expansion, references)
         self.unnamed = UnnamedItems(self.expansion)
-        self.own = [
+        self.own = self._own_places()
+
+    def _own_places(self) -> list[Place]:
+        places = [
             (number, item)
             for number, visit in enumerate(self.expansion.visits)
             if visit.own
             for item in range(len(visit.file.items))
             if visit.gone.get(item, b" ")
         ]
-        self.own.sort(key=self.expansion.rank)
+        return sorted(places, key=self.expansion.rank)
+
+    def _key(self, place: Place) -> Key:
+        return self.expansion.visits[place[0]].file.number, place[1]
+
+    def _close(self, own: Sequence[Place]) -> list[Place]:
+        """Read borrowed files without what nothing is seen to define; returns the new places of own items."""
+        keys = set(map(self._key, own))
+        self.expansion = closed_expansion(self.expansion, self.own_names, self.index)
+        self.lookup, self.unnamed = NameLookup(self.expansion), UnnamedItems(self.expansion)
+        self.too_long, self.examined, self.unfit = set(), set(), set()
+        self.own = self._own_places()
+        return [place for place in self.own if self._key(place) in keys]
 
     def beside(self, callees: Sequence[Key]) -> _Slicer:
         """One that keeps these definitions whole."""
@@ -159,7 +174,10 @@ class _Slicer:
         document = self.whole()
         if document is not None:
             return [document]
-        documents, alone = self._parts()
+        documents, alone = self._parts(self.own)
+        if alone and self.parse is None:
+            more, alone = self._parts(self._close(alone))
+            documents += more
         for place in list(alone):
             pieces = self._pieces(place)
             if pieces:
@@ -241,11 +259,11 @@ class _Slicer:
     def _closure(self, detail: Detail, whole_depth: int = 0) -> Closure:
         return Closure(self.lookup, self.shortener, self.measure, detail, whole_depth, self.too_long)
 
-    def _parts(self) -> tuple[list[Document], list[Place]]:
+    def _parts(self, own: Sequence[Place]) -> tuple[list[Document], list[Place]]:
         """The own items that can stand with what they need, in as many parts as it takes; and the rest."""
         documents: list[Document] = []
         alone: list[Place] = []
-        waiting, failures = self.own, 0
+        waiting, failures = own, 0
         while waiting and failures < _MOST_FAILURES:
             taken, document = self._part(waiting)
             failures += 1

@@ -13,6 +13,11 @@ from cpplm.cpp.file_suffixes import is_source
 _MOST_INCLUDERS = 4
 
 
+def closed_expansion(expansion: Expansion, own: Sequence[str], index: ProjectIndex) -> Expansion:
+    """The same files read again, borrowed ones as if nothing were defined but what is seen to be."""
+    return Expander(index, own, defined=expansion.defined, closed=True).expand(expansion.roots)
+
+
 def expand_unit(own: Sequence[str], index: ProjectIndex, callees: Sequence[Key] = ()) -> Expansion:
     """The expansion of the last of a unit's files, before it those that it does not bring in.
 

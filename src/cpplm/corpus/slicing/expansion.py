@@ -143,6 +143,8 @@ class Expander:
         own: Collection[str],
         decided: Decided | None = None,
         defined: Iterable[bytes] = (),
+        *,
+        closed: bool = False,
     ) -> None:
         """Begin with nothing read.
 
@@ -151,7 +153,9 @@ class Expander:
             own: the names of the unit's files.
             decided: which branches of a file a compiler reads when it meets the file first.
             defined: macros that are.
+            closed: read borrowed files as if nothing were defined but what is seen to be.
         """
+        self._closed = closed
         self._index = index
         self._own = own
         self._decided = decided
@@ -210,7 +214,8 @@ class Expander:
             visit.gone.update(file.external)
         if self._decided is not None and self._seen[name] == 1:
             visit.known = self._decided(file)
-        conditions, of_likely = (self._conditions(visit, state) for state in (self._state, self._likely))
+        state = self._likely if self._closed and not visit.own else self._state
+        conditions, of_likely = self._conditions(visit, state), self._conditions(visit, self._likely)
         known: dict[int, _Around] = {}  # by identity of items' stacks
         for number in file.events:
             item = file.items[number]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
@@ -37,6 +37,7 @@ _FEATURE_MACROS = (
     b"_GNU_SOURCE", b"_DEFAULT_SOURCE", b"_BSD_SOURCE", b"_POSIX", b"_XOPEN", b"__STDC_",
     b"_FILE_OFFSET_BITS",
 )  # fmt: skip
+_OBJECT_MACRO = re.compile(rb"\s*#\s*define\s+\w+(?!\()")
 _KEYWORDS = frozenset(word.encode() for word in KEYWORDS)
 _BEFORE_BRACKET = re.compile(rb"\b(\w+)\s*\(")
 _FUNCTION_HEAD = re.compile(rb"(?m)^[A-Za-z_][^\n;{}()#]*?\b(\w+)[ \t]*\(")
@@ -145,7 +146,10 @@ class ProjectIndex:
                 or any(isinstance(frame, Condition) for frame in item.stack)
             ]
             once = bool(parsed.lexed.guard) or b"#pragma once" in data
-            unnamed = [position for position, item in enumerate(items) if _counts_unnamed(item)]
+            unnamed = sorted(
+                {position for position, item in enumerate(items) if _counts_unnamed(item)}
+                | _options_of_libraries(items)
+            )
             external = {
                 position: b"\n".join(directive.line for directive in items[position].directives)
                 for position in unnamed
@@ -327,3 +331,30 @@ def _counts_unnamed(item: Item) -> bool:
         or (item.kind == ItemKind.USING and b"namespace" in item.mentions)
         or (item.kind == ItemKind.MACRO and any(d.macro.startswith(_FEATURE_MACROS) for d in item.directives))
     )
+
+
+def _options_of_libraries(items: Sequence[Item]) -> set[int]:
+    """The macros that stand right before a library's header and that nothing else in the file names.
+
+    They are for that header: `#define PCRE2_CODE_UNIT_WIDTH 8`, `#define CATCH_CONFIG_MAIN`.
+    """
+    found: set[int] = set()
+    before: list[int] = []
+    for position, item in enumerate(items):
+        if item.kind == ItemKind.MACRO and len(item.directives) == 1 and _OBJECT_MACRO.match(item.text):
+            before.append(position)
+            continue
+        if before and item.kind == ItemKind.INCLUDE and any(map(_is_library, item.directives)):
+            named = frozenset[bytes]().union(
+                *(each.mentions for each in items if each.kind != ItemKind.MACRO)
+            )
+            found |= {each for each in before if items[each].directives[0].macro not in named}
+        before = []
+    return found
+
+
+def _is_library(directive: Directive) -> bool:
+    """True for an include in angle brackets of a header that is not the system's."""
+    argument = directive.argument.decode("utf-8", "replace")
+    target = build_headers.include_target(argument) if argument.startswith("<") else ""
+    return bool(re.search("[./]", target)) and target not in build_headers.SYSTEM_HEADERS

@@ -62,6 +62,8 @@ def splice(
         text = read(name)
         if room + len(text) > _MOST_BYTES or not (is_inside or _is_piece(text)):
             continue
+        if item.kind == ItemKind.OTHER and lex(text).guard:  # a header amid what no tree was made of
+            continue
         text = text.rstrip(b"\n")
         before = data[position : directive.start]
         parts += [before, text]
