@@ -52,6 +52,11 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "use.h": '#include "common.h"\nstatic int size() { return FINDER_SIZE; }\n',
         "main.c": '#define FINDER_WINDOW_ORDER 15\n#include "use.h"\nint main(void) { return size(); }\n',
     },
+    "an #error asks for a system, not for one of devices": {
+        "port.h": "#if defined(APP_THREADX)\n#include <tx_api.h>\n#elif defined(APP_POSIX)\n#include <stddef.h>\n"
+        "#else\n#error which system?\n#endif\ntypedef size_t port_t;\n",
+        "use.c": '#include "port.h"\nport_t use(void) { return 1; }\n',
+    },
     "a header that needs what the file reads that includes its includer": {
         "use.h": "static word half(word n) { return apply(ops, n); }\n",
         "impl.h": '#define apply(f, n) f(n)\n#include "use.h"\n',
