@@ -244,6 +244,8 @@ def _configure(projects: list[DiscoveredProject], settings: CorpusSettings, fold
         UserError: there is no sandbox to run them in.
     """
     items = [item for item in projects if not item.project.bare_headers]
+    if not items:
+        return
     roots = [item.project.roots[0] for item in items]
     results = configure(roots, folder, settings.worker_count, unsafe=settings.unsafe)
     for item, made in zip(items, results, strict=True):

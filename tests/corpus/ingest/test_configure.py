@@ -20,6 +20,8 @@ from cpplm.corpus.build import build
 from cpplm.corpus.ingest import configure as module
 from cpplm.corpus.ingest.configure import command_macros, configure
 from cpplm.corpus.reports.stats import format_summary
+from cpplm.sandbox.limits import RunResult
+from cpplm.sandbox.sandbox import Sandbox
 from tests.corpus.cpp import write_files
 from tests.corpus.settings import compilable
 
@@ -90,6 +92,14 @@ def test_documents_have_what_the_configuration_wrote(folder: Path, tmp_path: Pat
     assert names_below(tmp_path / "out") == {"_COMPLETE", "manifest.json"} | {
         name for name in names_below(tmp_path / "out") if name.endswith(".parquet")
     }
+
+
+def test_what_a_killed_build_left_is_not_taken_for_headers(folder: Path, tmp_path: Path) -> None:
+    write_files(folder / "harbour", PROJECT)
+    write_files(tmp_path / "out/_configured/0/build", {"config.h": "#define DEPTH 3\n", "left.h": "int l;\n"})
+    result = built(folder, tmp_path / "out")
+    assert "#define DEPTH 17" in texts(tmp_path / "out")
+    assert result["projects"]["harbour"]["configured"]["headers"] == 4
 
 
 def test_a_finished_corpus_is_not_configured_again(folder: Path, tmp_path: Path) -> None:
@@ -184,6 +194,29 @@ def test_a_sparse_file_is_not_read(tmp_path: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(stream.getvalue())) as tar:
         assert [member.size for member in tar] == [1 << 45]  # as hostile as it looks
     assert module._unpack(stream.getvalue(), tmp_path / "out", b"/here") == ({}, b"")
+
+
+def hostile_archive(kind: str) -> bytes:
+    if kind == "nested headers":
+        info = tarfile.TarInfo("build/a.h")
+        info.type = tarfile.GNUTYPE_LONGNAME
+        return info.tobuf() * 5_000
+    if kind == "a name with NUL":
+        info = tarfile.TarInfo("build/a.h")
+        info.pax_headers = {"path": "build/a\0.h"}
+        return info.tobuf(tarfile.PAX_FORMAT) + bytes(1_024)
+    return {"noise": b"noise" * 400, "cut": archive({"build/a.h": b"x" * 900})[:900]}[kind]
+
+
+@pytest.mark.parametrize("kind", ["nested headers", "a name with NUL", "noise", "cut"])
+def test_an_archive_that_cannot_be_read_is_a_problem(
+    kind: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = hostile_archive(kind)
+    result = RunResult("exit", 0, None, b"sh\n/work\n", b"", 1.0, 1.0, {"built.tar": data})
+    monkeypatch.setattr(Sandbox, "run", lambda *_, **__: result)
+    (made,) = configure([folder], tmp_path / "headers", 1, unsafe=True)
+    assert made.headers == {} and made.problem.startswith("its headers cannot be read")
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "main.c": '#define FINDER_WINDOW_ORDER 15\n#include "use.h"\nint main(void) { return size(); }\n',
     },
     "an #error asks for a system, not for one of devices": {
-        "port.h": "#if defined(APP_THREADX)\n#include <tx_api.h>\n#elif defined(APP_POSIX)\n#include <stddef.h>\n"
+        "port.h": "#if defined(APP_THREADX)\n#include <tx.h>\n#elif defined(APP_POSIX)\n#include <stddef.h>\n"
         "#else\n#error which system?\n#endif\ntypedef size_t port_t;\n",
         "use.c": '#include "port.h"\nport_t use(void) { return 1; }\n',
     },

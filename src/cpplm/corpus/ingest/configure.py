@@ -117,7 +117,7 @@ def _configure(root: Path, folder: Path, sandbox: Sandbox) -> Configured:
         return Configured(step=step, problem=problem or "it left no headers")
     try:
         headers, database = _unpack(result.files[_ARCHIVE], folder, work.encode())
-    except (OSError, tarfile.TarError) as error:
+    except (OSError, ValueError, RecursionError, tarfile.TarError) as error:  # the project wrote it
         return Configured(step=step, problem=f"its headers cannot be read: {error}")
     return Configured(headers, command_macros(database), step, problem)
 
