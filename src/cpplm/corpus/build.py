@@ -48,6 +48,7 @@ from cpplm.corpus.ingest.fingerprints import (
     read_fingerprints,
     write_fingerprints,
 )
+from cpplm.corpus.ingest.pii import redact
 from cpplm.corpus.project import BuildPlan, DiscoveredProject
 from cpplm.corpus.project_cache import PARTS, ProjectJob, make_jobs, missing_jobs, run_project_jobs
 from cpplm.corpus.reports.train_val_overlap import train_val_overlap
@@ -251,9 +252,12 @@ def _configure(projects: list[DiscoveredProject], settings: CorpusSettings, fold
     for item, made in zip(items, results, strict=True):
         known = {file.name for file in item.files}
         headers = {name: path for name, path in made.headers.items() if name not in known}
-        files = built_files(item.project, headers, _file_rules(settings))
+        files = built_files(item.project, headers, _file_rules(settings), item.skips)
+        macros = dict(made.macros)
+        if not settings.keep_personal_data:
+            macros = {name: redact(value)[0] for name, value in macros.items()}
         item.files += [replace(file, redact=not settings.keep_personal_data) for file in files]
-        item.defaults = replace(item.defaults, macros=dict(item.defaults.macros) | dict(made.macros))
+        item.defaults = replace(item.defaults, macros=dict(item.defaults.macros) | macros)
         item.configured = made.figures()
 
 
@@ -271,7 +275,8 @@ def _compare(
     Raises:
         UserError: they differ in more than projects to be appended.
     """
-    old_identity, old_sources = manifest.get("identity", {}), manifest.get("sources", {})
+    old_identity = {"configure": False, **manifest.get("identity", {})}  # a corpus of an earlier version
+    old_sources = manifest.get("sources", {})
     differences = [
         f"{name} was {old_identity.get(name)!r}, now {value!r}"
         for name, value in identity.items()

@@ -187,8 +187,6 @@ class CorpusSettings:
             values["max_tokens"] = self.budget
         if self.mode != "cross-file":
             values.pop("cross_file_depth")
-        if not self.configure:
-            values.pop("configure")
         values["tokenizer_hash"] = tokenizer_hash
         values["decontaminate"] = sorted(_file_hash(path) for path in self.decontaminate)
         return values

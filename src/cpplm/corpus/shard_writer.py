@@ -162,7 +162,7 @@ def choose_validation_groups(
     if not val_bytes and len(groups) < 2:
         raise UserError(
             "the sources hold too little code for a training and a validation split",
-            fix="Add projects, or point --projects at a folder with at least two C++ files.",
+            fix="Add projects, or name a folder with at least two C++ files.",
         )
     target_bytes = fraction * (sum(groups.values()) + train_bytes + val_bytes)
     ordered = sorted(groups, key=lambda group: sha256("\0".join(group).encode("utf-8", "replace")))

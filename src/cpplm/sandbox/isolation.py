@@ -113,7 +113,8 @@ def attach_tree(tree: int, target: str) -> None:
 
 def mount_tmpfs(path: str, size: int, options: int) -> None:
     """An empty memory file system of at most `size` bytes."""
-    text = f"size={max(size, 4096)},nr_inodes=4096,mode=0755".encode()
+    inodes = max(4096, size >> 14)  # each takes a kilobyte that `size` does not count
+    text = f"size={max(size, 4096)},nr_inodes={inodes},mode=0755".encode()
     check_errno(
         libc.mount(b"tmpfs", path.encode(), b"tmpfs", ctypes.c_ulong(options), text), f"mount tmpfs {path}"
     )

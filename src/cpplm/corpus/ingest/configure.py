@@ -36,28 +36,33 @@ _LIMITS = ResourceLimits(
     open_files=1024,
 )
 _ARCHIVE, _MOST_BYTES = "built.tar", 64 * MIB
-# The first step that succeeds, on a copy: many write beside their sources.
+_MOST_SAID = 400  # characters of what went wrong
 _TRIALS = " -o ".join(f"-name {name}" for name in ("CMakeFiles", "meson-private", "_deps", "subprojects"))
-_RESULTS = " -o ".join(
-    f"-name '{name}'" for name in (DATABASE, *sorted(f"*{end}" for end in HEADER_SUFFIXES))
-)
+_HEADERS = " -o ".join(f"-name '*{suffix}'" for suffix in sorted(HEADER_SUFFIXES))
+# The first step that succeeds, on a copy: many write beside their sources. A header that is a copy of another
+# file is left out: the project has it, or has a reason not to show it, such as its license.
 _SCRIPT = rf"""
-touch stamp && mkdir source build && tar -C project --exclude=./.git -cf copy.tar . &&
-    tar -C source -xf copy.tar && rm copy.tar && cd build || exit 1
-step() {{ echo "$1"; "$@" >>log 2>&1; }}
-autoconf() {{ (cd ../source && autoreconf --install --force) && ../source/configure; }}
-if [ -f ../source/CMakeLists.txt ] && step cmake -S ../source -B . \
+cd project || {{ echo "the sandbox's user cannot read it" >&2; exit 1; }}
+cd .. && touch stamp && mkdir source || exit 1
+tar -C project --exclude=./.git --ignore-failed-read -cf - . | tar -C source -xf - || exit 1
+step() {{ echo "$1" && rm -rf build && mkdir build && cd build || exit 1
+    "$@" >>../log 2>&1; status=$?; cd ..; return $status; }}
+configure() {{ if [ -x ../source/configure ]; then ../source/configure; else sh ../source/configure; fi; }}
+autoreconf() {{ (cd ../source && command autoreconf --install --force) && configure; }}
+if [ -f source/CMakeLists.txt ] && step cmake -S ../source -B . -DFETCHCONTENT_FULLY_DISCONNECTED=ON \
     -DCMAKE_EXPORT_COMPILE_COMMANDS=ON -DCMAKE_POLICY_VERSION_MINIMUM=3.5; then done=1
-elif [ -f ../source/meson.build ] && step meson setup . ../source; then done=1
-elif [ -f ../source/configure ] && step sh ../source/configure; then done=1
-elif [ ! -f ../source/configure ] && [ -f ../source/configure.ac ] && step autoconf; then done=1
+elif [ -f source/meson.build ] && step meson setup . ../source; then done=1
+elif [ -f source/configure ] && step configure; then done=1
+elif [ ! -f source/configure ] && [ -f source/configure.ac ] && step autoreconf; then done=1
 fi
-cd ..
-find build source \( {_TRIALS} \) -prune -o -newer stamp \( {_RESULTS} \) -print |
-    LC_ALL=C sort | tar --dereference --ignore-failed-read -cf {_ARCHIVE} -T -
+find source ! -newer stamp -type f \( {_HEADERS} -o -name '*.in' \) -exec sha256sum {{}} + | cut -c 1-64 >sums
+find build source \( {_TRIALS} \) -prune -o -newer stamp \( -name {DATABASE} -o {_HEADERS} \) -print0 |
+    LC_ALL=C sort -z | while IFS= read -r -d '' name; do
+        sum=$(sha256sum <"$name" | cut -c 1-64) && grep -q -e "$sum" sums || printf '%s\0' "$name"
+    done | tar --dereference --ignore-failed-read --null --verbatim-files-from -cf {_ARCHIVE} -T - || exit 1
 pwd
-[ "$done" ] || [ ! -f build/log ] && exit
-{{ grep -E -A 2 "^CMake Error|[Ee]rror: |ERROR: " build/log || tail -n 2 build/log; }} | head -n 3
+[ "$done" ] || [ ! -f log ] && exit
+{{ grep -E -A 6 "^CMake Error|[Ee]rror: |ERROR: " log || tail -n 2 log; }} | head -n 8
 exit 1
 """
 _DEFINITION = re.compile(r"-D([A-Za-z_]\w*)(?:=(.*))?")
@@ -70,7 +75,7 @@ class Configured:
     Attributes:
         headers: the files, by their names in the project; those of the build folder are in `build/`.
         macros: of the command lines that compile the project, the first value of each.
-        step: `cmake`, `meson`, `sh` (its configure) or `autoconf`; "" where there was none to run.
+        step: `cmake`, `meson`, `configure` or `autoreconf`; "" where there was none to run.
         problem: why it failed; "" if it did not.
     """
 
@@ -105,16 +110,19 @@ def configure(roots: Sequence[Path], folder: Path, workers: int, *, unsafe: bool
 def _configure(root: Path, folder: Path, sandbox: Sandbox) -> Configured:
     try:
         result = sandbox.run(
-            {}, ["sh", "-c", _SCRIPT], _LIMITS, fetch={_ARCHIVE: _MOST_BYTES}, folders={"project": root}
+            {}, ["bash", "-c", _SCRIPT], _LIMITS, fetch={_ARCHIVE: _MOST_BYTES}, folders={"project": root}
         )
     except SandboxError as error:
         return Configured(problem=str(error))
     steps, _, rest = result.stdout.decode(errors="replace").partition("/")
     work, _, errors = f"/{rest}".partition("\n")
     step = " ".join(steps.split()[-1:])
-    problem = "" if result.succeeded else " ".join((errors or result.message()).split()) or result.reason
+    said = (errors.strip() or result.message().strip() or result.reason)[:_MOST_SAID]
+    problem = "" if result.succeeded else " ".join(said.split())
+    if problem == "exit":
+        problem = f"it ended with {result.exit_code} and said nothing"
     if _ARCHIVE not in result.files:
-        return Configured(step=step, problem=problem or "it left no headers")
+        return Configured(step=step, problem=problem or f"more than {_MOST_BYTES // MIB} MiB of headers")
     try:
         headers, database = _unpack(result.files[_ARCHIVE], folder, work.encode())
     except (OSError, ValueError, RecursionError, tarfile.TarError) as error:  # the project wrote it
@@ -123,7 +131,7 @@ def _configure(root: Path, folder: Path, sandbox: Sandbox) -> Configured:
 
 
 def _unpack(archive: bytes, folder: Path, work: bytes) -> tuple[dict[str, Path], bytes]:
-    """Write the headers below a folder; returns them by name, and `compile_commands.json`.
+    """Write the headers into a folder, numbered; returns them by name, and `compile_commands.json`.
 
     Whatever is no plain file of an honest size and name is left out: the project wrote the archive.
 
@@ -134,13 +142,14 @@ def _unpack(archive: bytes, folder: Path, work: bytes) -> tuple[dict[str, Path],
     """
     headers: dict[str, Path] = {}
     database = b""
+    folder.mkdir(parents=True)
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as members:
         for member in members:
             top, *inside = PurePosixPath(member.name).parts or ("",)
             is_plain = member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not member.sparse
             if not is_plain or member.size > len(archive) or not inside or ".." in inside:
                 continue
-            if top not in ("build", "source"):
+            if top not in ("build", "source") or "\0" in member.name:
                 continue
             file = members.extractfile(member)
             data = file.read().replace(work, b"/work") if file else b""
@@ -148,14 +157,17 @@ def _unpack(archive: bytes, folder: Path, work: bytes) -> tuple[dict[str, Path],
                 database = database or data
                 continue
             name = "/".join(inside if top == "source" else (top, *inside))
-            headers[name] = folder / name
-            headers[name].parent.mkdir(parents=True, exist_ok=True)
-            headers[name].write_bytes(data)
+            with suppress(UnicodeEncodeError):
+                headers[name.encode().decode()] = folder / str(len(headers))
+                headers[name].write_bytes(data)
     return headers, database
 
 
 def command_macros(database: bytes) -> dict[bytes, bytes]:
-    """The macros that the commands of a `compile_commands.json` define; none where it cannot be read."""
+    """The macros that the commands of a `compile_commands.json` define; none where it cannot be read.
+
+    Texts with paths are empty: where the sandbox has a folder is nothing to learn.
+    """
     macros: dict[bytes, bytes] = {}
     with suppress(ValueError, TypeError, AttributeError, KeyError):  # it comes from the project
         for entry in json.loads(database or b"[]"):
@@ -163,6 +175,6 @@ def command_macros(database: bytes) -> dict[bytes, bytes]:
             for word, following in itertools.pairwise([*words, ""]):
                 match = _DEFINITION.fullmatch(word + following if word == "-D" else word)
                 if match:
-                    value = "1" if match[2] is None else match[2]
+                    value = "1" if match[2] is None else re.sub('"/work[^"]*"', '""', match[2])
                     macros.setdefault(match[1].encode(), value.encode())
     return macros

@@ -151,12 +151,14 @@ def _listed(path: Path) -> list[Path]:
 def _names(roots: list[Path]) -> list[str]:
     """A name per project: the folder's own, with as many parents as it takes to tell them apart."""
     length = 1
-    names = [root.name or "root" for root in roots]
+    names = [os.fsencode(root.name or "root").decode("utf-8", "replace") for root in roots]
     while len(set(names)) < len(names):
         length += 1
         counted = Counter(names)
         names = [
-            "/".join(root.parts[-length:]) if counted[name] > 1 else name
+            os.fsencode("/".join(root.parts[-length:])).decode("utf-8", "replace")
+            if counted[name] > 1
+            else name
             for root, name in zip(roots, names, strict=True)
         ]
     return names
@@ -237,10 +239,11 @@ def find_files(project: Project, rules: FileRules | None = None) -> tuple[list[S
     ], skips
 
 
-def built_files(project: Project, headers: Mapping[str, Path], rules: FileRules) -> list[SourceFile]:
+def built_files(
+    project: Project, headers: Mapping[str, Path], rules: FileRules, skips: SkipCounts
+) -> list[SourceFile]:
     """Headers that a build wrote, under the licenses of the project's folders; by their names in it."""
     licenses = LicenseFiles(project.roots[0])
-    skips = SkipCounts()  # of files that nobody counts
     files = []
     for name, path in sorted(headers.items()):
         data = read_raw(path, path.parent, name, rules.max_include_bytes, skips)

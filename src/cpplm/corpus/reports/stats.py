@@ -55,6 +55,7 @@ def _configured(projects: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {
         "projects": len(results),
         "configured": sum(bool(each["step"] and not each["problem"]) for each in results.values()),
+        "without_step": sum(not each["step"] and not each["problem"] for each in results.values()),
         "headers": sum(each["headers"] for each in results.values()),
         "problems": {name: each["problem"] for name, each in sorted(results.items()) if each["problem"]},
     }
@@ -151,7 +152,7 @@ def format_summary(result: dict[str, Any], location: str) -> str:
         configured = totals["configured"]
         lines.append(
             f"configured {configured['configured']:,} of {pluralize(configured['projects'], 'project')}, "
-            f"{configured['headers']:,} headers"
+            f"{configured['without_step']:,} have no such step, {pluralize(configured['headers'], 'header')}"
         )
         lines += [f"  {name}: {problem}" for name, problem in configured["problems"].items()]
     lines += map(str, filter_results(result))

@@ -153,7 +153,7 @@ class Expander:
             own: the names of the unit's files.
             decided: which branches of a file a compiler reads when it meets the file first.
             defined: macros that are.
-            closed: read borrowed files as if nothing were defined but what is seen to be.
+            closed: read borrowed files as if nothing were defined but what may be by what is read.
         """
         self._closed = closed
         self._index = index
@@ -214,7 +214,7 @@ class Expander:
             visit.gone.update(file.external)
         if self._decided is not None and self._seen[name] == 1:
             visit.known = self._decided(file)
-        state = self._likely if self._closed and not visit.own else self._state
+        state = replace(self._state, closed=True) if self._closed and not visit.own else self._state
         conditions, of_likely = self._conditions(visit, state), self._conditions(visit, self._likely)
         known: dict[int, _Around] = {}  # by identity of items' stacks
         for number in file.events:
