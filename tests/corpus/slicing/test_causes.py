@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from cpplm.corpus.slicing import documents
+from cpplm.corpus.slicing.expansion import Expander
 from cpplm.corpus.slicing.shortening import Shortener
 from cpplm.cpp.items import read_items
 from cpplm.cpp.macros import MacroTable
@@ -347,15 +349,19 @@ def test_a_macro_for_the_header_of_a_library_stays_before_it(tmp_path):
     assert "LONE" not in document.text
 
 
+_SYSTEMS = "".join(
+    f"#{'el' if n else ''}if defined(SYSTEM_{n})\ntypedef int part_{n}[{n + 1}];\n"
+    f"typedef struct {{ part_{n} first_member_{n}, second_member_{n}; }} lock_t;\n"
+    for n in range(20)
+)
+LOCKS = {
+    "lock.h": f"#ifndef LOCK_H\n#define LOCK_H\n{_SYSTEMS}#else\ntypedef int lock_t;\n#endif\n#endif\n",
+    "use.c": '#include "lock.h"\nint take(lock_t *lock) { return *lock; }\n',
+}
+
+
 def test_what_no_document_could_hold_has_the_branches_that_are_read_alone(tmp_path):
-    systems = "".join(
-        f"#{'el' if n else ''}if defined(SYSTEM_{n})\ntypedef int part_{n}[{n + 1}];\n"
-        f"typedef struct {{ part_{n} first_member_{n}, second_member_{n}; }} lock_t;\n"
-        for n in range(20)
-    )
-    header = f"#ifndef LOCK_H\n#define LOCK_H\n{systems}#else\ntypedef int lock_t;\n#endif\n#endif\n"
-    files = {"lock.h": header, "use.c": '#include "lock.h"\nint take(lock_t *lock) { return *lock; }\n'}
-    (document,) = documents_of(write_files(tmp_path, files), budget=1_000, of="use.c")
+    (document,) = documents_of(write_files(tmp_path, LOCKS), budget=1_000, of="use.c")
     assert document.kind == "compilable"
     assert "typedef int lock_t;" in document.text
     assert "SYSTEM_3" not in document.text
@@ -374,3 +380,14 @@ def test_a_header_amid_what_cannot_be_taken_apart_is_no_piece_of_it(tmp_path):
     (document,) = documents_of(write_files(tmp_path, files), of="use.c")
     assert "extern int t3" not in document.text
     assert compile_errors(document.text, language="c") == ""
+
+
+def test_nothing_is_lost_where_the_unit_is_not_read_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        documents,
+        "closed_expansion",
+        lambda _, own, index: Expander(index, own, closed=True).expand(["lock.h"]),
+    )
+    (document,) = documents_of(write_files(tmp_path, LOCKS), budget=1_000, of="use.c")
+    assert document.kind == "chunk"
+    assert "int take(lock_t *lock)" in document.text

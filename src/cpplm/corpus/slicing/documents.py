@@ -25,7 +25,7 @@ from cpplm.corpus.slicing.callees import find_callees
 from cpplm.corpus.slicing.chunks import can_be_sliced, chunks, whole_file
 from cpplm.corpus.slicing.closure import Closure
 from cpplm.corpus.slicing.expand_unit import closed_expansion, expand_unit
-from cpplm.corpus.slicing.expansion import Expander, Place
+from cpplm.corpus.slicing.expansion import Expander, Expansion, Place
 from cpplm.corpus.slicing.lookup import NameLookup
 from cpplm.corpus.slicing.measure import Measure
 from cpplm.corpus.slicing.project_index import Key, ProjectIndex
@@ -107,6 +107,18 @@ def _with_callees(slicer: _Slicer) -> Document | None:
     return None
 
 
+def own_places(expansion: Expansion) -> list[Place]:
+    """The items of a unit's own files that say something, in the order in which they are read."""
+    places = [
+        (number, item)
+        for number, visit in enumerate(expansion.visits)
+        if visit.own
+        for item in range(len(visit.file.items))
+        if visit.gone.get(item, b" ")
+    ]
+    return sorted(places, key=expansion.rank)
+
+
 class _Slicer:
     """The documents of one unit."""
 
@@ -139,29 +151,21 @@ class _Slicer:
             self.expansion = expander.expand(self.expansion.roots)
             self.lookup = ReferenceLookup(self.expansion, references)
         self.unnamed = UnnamedItems(self.expansion)
-        self.own = self._own_places()
+        self.own = own_places(self.expansion)
 
-    def _own_places(self) -> list[Place]:
-        places = [
-            (number, item)
-            for number, visit in enumerate(self.expansion.visits)
-            if visit.own
-            for item in range(len(visit.file.items))
-            if visit.gone.get(item, b" ")
-        ]
-        return sorted(places, key=self.expansion.rank)
-
-    def _key(self, place: Place) -> Key:
-        return self.expansion.visits[place[0]].file.number, place[1]
-
-    def _close(self, own: Sequence[Place]) -> list[Place]:
-        """Read borrowed files without what nothing is seen to define; returns the new places of own items."""
-        keys = set(map(self._key, own))
-        self.expansion = closed_expansion(self.expansion, self.own_names, self.index)
-        self.lookup, self.unnamed = NameLookup(self.expansion), UnnamedItems(self.expansion)
+    def _read_closed(self, own: Sequence[Place]) -> list[Place]:
+        """Read borrowed files without what nothing defines; these own items then, none where one is lost."""
+        files = self.expansion.visits
+        keys = {(files[number].file.number, item) for number, item in own}
+        expansion = closed_expansion(self.expansion, self.own_names, self.index)
+        every = own_places(expansion)
+        places = [(n, item) for n, item in every if (expansion.visits[n].file.number, item) in keys]
+        if len(places) != len(own):
+            return []
+        self.expansion, self.own = expansion, every
+        self.lookup, self.unnamed = NameLookup(expansion), UnnamedItems(expansion)
         self.too_long, self.examined, self.unfit = set(), set(), set()
-        self.own = self._own_places()
-        return [place for place in self.own if self._key(place) in keys]
+        return places
 
     def beside(self, callees: Sequence[Key]) -> _Slicer:
         """One that keeps these definitions whole."""
@@ -175,8 +179,8 @@ class _Slicer:
         if document is not None:
             return [document]
         documents, alone = self._parts(self.own)
-        if alone and self.parse is None:
-            more, alone = self._parts(self._close(alone))
+        if alone and self.parse is None and (places := self._read_closed(alone)):
+            more, alone = self._parts(places)
             documents += more
         for place in list(alone):
             pieces = self._pieces(place)

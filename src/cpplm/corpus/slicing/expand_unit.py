@@ -14,7 +14,7 @@ _MOST_INCLUDERS = 4
 
 
 def closed_expansion(expansion: Expansion, own: Sequence[str], index: ProjectIndex) -> Expansion:
-    """The same files read again, borrowed ones as if nothing were defined but what is seen to be."""
+    """The same files read again, borrowed ones as if nothing were defined but what may be by them."""
     return Expander(index, own, defined=expansion.defined, closed=True).expand(expansion.roots)
 
 

@@ -162,12 +162,12 @@ class Expander:
         self._defined = set(defined)
         self._demanded: set[bytes] = set()
         self._refused: set[bytes] = set()  # other choices than those that are demanded
-        self._may_differ = decided is not None  # for other units what is read may be something else
+        self._may_differ = decided is not None or closed  # for other units what is read may be something else
 
     def expand(self, names: Sequence[str]) -> Expansion:
         """Read these files one after the other, with the macros defined that they cannot be read without."""
         key = (tuple(names), frozenset(self._defined))
-        if self._decided is None:
+        if self._decided is None and not self._closed:
             self._defined, self._refused = map(set, self._index.demands.get(key, (self._defined, ())))
         while True:
             begun = frozenset(self._defined), frozenset(self._refused)
