@@ -111,10 +111,14 @@ def attach_tree(tree: int, target: str) -> None:
     os.close(tree)
 
 
+def entry_limit(size: int) -> int:
+    """The most files and folders among `size` bytes: each takes a kilobyte that no size counts."""
+    return max(4096, size >> 14)
+
+
 def mount_tmpfs(path: str, size: int, options: int) -> None:
     """An empty memory file system of at most `size` bytes."""
-    inodes = max(4096, size >> 14)  # each takes a kilobyte that `size` does not count
-    text = f"size={max(size, 4096)},nr_inodes={inodes},mode=0755".encode()
+    text = f"size={max(size, 4096)},nr_inodes={entry_limit(size)},mode=0755".encode()
     check_errno(
         libc.mount(b"tmpfs", path.encode(), b"tmpfs", ctypes.c_ulong(options), text), f"mount tmpfs {path}"
     )

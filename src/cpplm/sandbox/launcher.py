@@ -174,7 +174,7 @@ def resident_bytes(pids: list[int]) -> int:
 
 
 def folder_is_full(limit_bytes: int) -> bool:
-    """True if the working folder holds more than the limit, over 4,096 entries, or over 64 levels.
+    """True if the working folder holds more than the limit, more entries than that allows, or over 64 levels.
 
     The last two keep this function fast.
     """
@@ -188,7 +188,7 @@ def folder_is_full(limit_bytes: int) -> bool:
                 total += os.lstat(f"{folder}/{name}").st_blocks * 512
             except OSError:
                 continue
-            if total > limit_bytes or entries > 4096:
+            if total > limit_bytes or entries > isolation.entry_limit(limit_bytes):
                 return True
     return False
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -290,8 +289,10 @@ def test_macros_of_commands() -> None:
     assert command_macros(json.dumps(entries).encode()) == macros
 
 
-@pytest.mark.skipif(shutil.which("cmake") is None, reason="needs CMake")
+@pytest.mark.skipif(not Path("/usr/bin/cmake").exists(), reason="needs CMake in the sandbox")
 def test_cmake(folder: Path) -> None:
+    if Sandbox.probe().name == "landlock":
+        pytest.skip("CMake sets modes, which Landlock cannot confine")
     lists = """cmake_minimum_required(VERSION 3.5)
 project(harbour C)
 set(DEPTH 40)

@@ -43,8 +43,9 @@ _HEADERS = " -o ".join(f"-name '*{suffix}'" for suffix in sorted(HEADER_SUFFIXES
 # file is left out: the project has it, or has a reason not to show it, such as its license.
 _SCRIPT = rf"""
 cd project || {{ echo "the sandbox's user cannot read it" >&2; exit 1; }}
-cd .. && touch stamp && mkdir source || exit 1
-tar -C project --exclude=./.git --ignore-failed-read -cf - . | tar -C source -xf - || exit 1
+cd .. && mkdir source || exit 1
+tar -C project --exclude=./.git --ignore-failed-read -cf - . | tar -C source -xmf - || exit 1
+: >stamp && sleep 0.02 # longer than the clock of files takes
 step() {{ echo "$1" && rm -rf build && mkdir build && cd build || exit 1
     "$@" >>../log 2>&1; status=$?; cd ..; return $status; }}
 configure() {{ if [ -x ../source/configure ]; then ../source/configure; else sh ../source/configure; fi; }}
