@@ -385,8 +385,8 @@ def test_a_header_amid_what_cannot_be_taken_apart_is_no_piece_of_it(tmp_path):
 def test_nothing_is_lost_where_the_unit_is_not_read_again(tmp_path, monkeypatch):
     monkeypatch.setattr(
         documents,
-        "closed_expansion",
-        lambda _, own, index: Expander(index, own, closed=True).expand(["lock.h"]),
+        "closed_world_expansion",
+        lambda _, own, index: Expander(index, own, closed_world=True).expand(["lock.h"]),
     )
     (document,) = documents_of(write_files(tmp_path, LOCKS), budget=1_000, of="use.c")
     assert document.kind == "chunk"

@@ -24,7 +24,7 @@ from cpplm.corpus.slicing.bottom_up import callees_first
 from cpplm.corpus.slicing.callees import find_callees
 from cpplm.corpus.slicing.chunks import can_be_sliced, chunks, whole_file
 from cpplm.corpus.slicing.closure import Closure
-from cpplm.corpus.slicing.expand_unit import closed_expansion, expand_unit
+from cpplm.corpus.slicing.expand_unit import closed_world_expansion, expand_unit
 from cpplm.corpus.slicing.expansion import Expander, Expansion, Place
 from cpplm.corpus.slicing.lookup import NameLookup
 from cpplm.corpus.slicing.measure import Measure
@@ -153,11 +153,11 @@ class _Slicer:
         self.unnamed = UnnamedItems(self.expansion)
         self.own = own_places(self.expansion)
 
-    def _read_closed(self, own: Sequence[Place]) -> list[Place]:
+    def _assume_closed_world(self, own: Sequence[Place]) -> list[Place]:
         """Read borrowed files without what nothing defines; these own items then, none where one is lost."""
         files = self.expansion.visits
         keys = {(files[number].file.number, item) for number, item in own}
-        expansion = closed_expansion(self.expansion, self.own_names, self.index)
+        expansion = closed_world_expansion(self.expansion, self.own_names, self.index)
         every = own_places(expansion)
         places = [(n, item) for n, item in every if (expansion.visits[n].file.number, item) in keys]
         if len(places) != len(own):
@@ -179,7 +179,7 @@ class _Slicer:
         if document is not None:
             return [document]
         documents, alone = self._parts(self.own)
-        if alone and self.parse is None and (places := self._read_closed(alone)):
+        if alone and self.parse is None and (places := self._assume_closed_world(alone)):
             more, alone = self._parts(places)
             documents += more
         for place in list(alone):

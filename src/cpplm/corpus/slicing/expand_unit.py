@@ -13,9 +13,9 @@ from cpplm.cpp.file_suffixes import is_source
 _MOST_INCLUDERS = 4
 
 
-def closed_expansion(expansion: Expansion, own: Sequence[str], index: ProjectIndex) -> Expansion:
+def closed_world_expansion(expansion: Expansion, own: Sequence[str], index: ProjectIndex) -> Expansion:
     """The same files read again, borrowed ones as if nothing were defined but what may be by them."""
-    return Expander(index, own, defined=expansion.defined, closed=True).expand(expansion.roots)
+    return Expander(index, own, defined=expansion.defined, closed_world=True).expand(expansion.roots)
 
 
 def expand_unit(own: Sequence[str], index: ProjectIndex, callees: Sequence[Key] = ()) -> Expansion:

@@ -144,7 +144,7 @@ class Expander:
         decided: Decided | None = None,
         defined: Iterable[bytes] = (),
         *,
-        closed: bool = False,
+        closed_world: bool = False,
     ) -> None:
         """Begin with nothing read.
 
@@ -153,21 +153,21 @@ class Expander:
             own: the names of the unit's files.
             decided: which branches of a file a compiler reads when it meets the file first.
             defined: macros that are.
-            closed: read borrowed files as if nothing were defined but what may be by what is read.
+            closed_world: read borrowed files as if nothing were defined but what may be by what is read.
         """
-        self._closed = closed
+        self._closed_world = closed_world
         self._index = index
         self._own = own
         self._decided = decided
         self._defined = set(defined)
         self._demanded: set[bytes] = set()
         self._refused: set[bytes] = set()  # other choices than those that are demanded
-        self._may_differ = decided is not None or closed  # for other units what is read may be something else
+        self._may_differ = decided is not None or closed_world  # other units may read something else
 
     def expand(self, names: Sequence[str]) -> Expansion:
         """Read these files one after the other, with the macros defined that they cannot be read without."""
         key = (tuple(names), frozenset(self._defined))
-        if self._decided is None and not self._closed:
+        if self._decided is None and not self._closed_world:
             self._defined, self._refused = map(set, self._index.demands.get(key, (self._defined, ())))
         while True:
             begun = frozenset(self._defined), frozenset(self._refused)
@@ -214,7 +214,7 @@ class Expander:
             visit.gone.update(file.external)
         if self._decided is not None and self._seen[name] == 1:
             visit.known = self._decided(file)
-        state = replace(self._state, closed=True) if self._closed and not visit.own else self._state
+        state = replace(self._state, closed=True) if self._closed_world and not visit.own else self._state
         conditions, of_likely = self._conditions(visit, state), self._conditions(visit, self._likely)
         known: dict[int, _Around] = {}  # by identity of items' stacks
         for number in file.events:
