@@ -59,7 +59,7 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 
 UNPACKED, CONFIGURED = "_jsonl", "_configured"
 # Raised when the documents made from the same input, or their columns, change.
-_FORMAT = 6
+_FORMAT = 7
 # From here on starting workers takes less time than they save in looking for copies.
 _MUCH_SOURCE = 100_000_000
 
@@ -275,8 +275,7 @@ def _compare(
     Raises:
         UserError: they differ in more than projects to be appended.
     """
-    old_identity = {"configure": False, **manifest.get("identity", {})}  # a corpus of an earlier version
-    old_sources = manifest.get("sources", {})
+    old_identity, old_sources = manifest.get("identity", {}), manifest.get("sources", {})
     differences = [
         f"{name} was {old_identity.get(name)!r}, now {value!r}"
         for name, value in identity.items()

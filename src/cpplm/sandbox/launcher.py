@@ -179,6 +179,7 @@ def folder_is_full(limit_bytes: int) -> bool:
     The last two keep this function fast.
     """
     total = entries = 0
+    most_entries = isolation.entry_limit(limit_bytes)
     for folder, _, names in os.walk("."):
         if folder.count("/") > 64:
             return True
@@ -188,7 +189,7 @@ def folder_is_full(limit_bytes: int) -> bool:
                 total += os.lstat(f"{folder}/{name}").st_blocks * 512
             except OSError:
                 continue
-            if total > limit_bytes or entries > isolation.entry_limit(limit_bytes):
+            if total > limit_bytes or entries > most_entries:
                 return True
     return False
 

@@ -10,8 +10,11 @@ dependency files) is not on it.
 from __future__ import annotations
 
 import itertools
+import json
 import re
+import shlex
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 NAME = "compile_commands.json"
@@ -36,6 +39,7 @@ _KEPT = re.compile(
     r"|finite-math-only|math-errno|coroutines|sanitize=[\w,-]+))"
 )
 _LANGUAGES = ("c", "c++")
+_DEFINITION = re.compile(r"-D([A-Za-z_]\w*)(?:=(.*))?")
 # An absolute path behind one of these, in a command line or a list of arguments.
 _FOLDER_IN_TEXT = re.compile(rb'-(?:I|isystem|iquote|idirafter|isysroot|-sysroot)[\s",=]*(/[^\s",\\]+)')
 
@@ -91,3 +95,15 @@ def _with_value(prefix: str, value: str, directory: Path) -> tuple[str, ...]:
     if prefix in _FILES:  # looked for beside the compilation first, then among the includes
         return (prefix, str(path) if path.is_file() else value)
     return (prefix, value if value.startswith("=") else str(path))
+
+
+def command_macros(database: bytes) -> dict[bytes, bytes]:
+    """The macros that the commands of a database define, the first value of each."""
+    macros: dict[bytes, bytes] = {}
+    with suppress(ValueError, TypeError, AttributeError, KeyError):  # it comes from the project
+        for entry in json.loads(database or b"[]"):
+            words = entry.get("arguments") or shlex.split(entry["command"])
+            for match in filter(None, map(_DEFINITION.fullmatch, front_end_flags(words, Path("/")))):
+                value = "1" if match[2] is None else match[2]
+                macros.setdefault(match[1].encode(), value.encode())
+    return macros

@@ -8,10 +8,7 @@ checked and whose text is read like any other file of the project.
 from __future__ import annotations
 
 import io
-import itertools
-import json
 import re
-import shlex
 import shutil
 import tarfile
 from collections.abc import Mapping, Sequence
@@ -23,6 +20,7 @@ from typing import Any
 
 from cpplm.core.progress import progress_bar
 from cpplm.corpus.clang.compile_commands import NAME as DATABASE
+from cpplm.corpus.clang.compile_commands import command_macros
 from cpplm.cpp.file_suffixes import HEADER_SUFFIXES
 from cpplm.sandbox.limits import MIB, ResourceLimits
 from cpplm.sandbox.sandbox import Sandbox, SandboxError
@@ -66,12 +64,13 @@ pwd
 {{ grep -E -A 6 "^CMake Error|[Ee]rror: |ERROR: " log || tail -n 2 log; }} | head -n 8
 exit 1
 """
-_DEFINITION = re.compile(r"-D([A-Za-z_]\w*)(?:=(.*))?")
+_WORK = b"/work"  # what the sandbox's folder is called in all that is kept
+_PATH = re.compile(rb'"/work[^"]*"')
 
 
 @dataclass(frozen=True)
 class Configured:
-    """What the configuration step of a project made.
+    """Headers and macros that the configuration step of a project made.
 
     Attributes:
         headers: the files, by their names in the project; those of the build folder are in `build/`.
@@ -128,7 +127,9 @@ def _configure(root: Path, folder: Path, sandbox: Sandbox) -> Configured:
         headers, database = _unpack(result.files[_ARCHIVE], folder, work.encode())
     except (OSError, ValueError, RecursionError, tarfile.TarError) as error:  # the project wrote it
         return Configured(step=step, problem=f"its headers cannot be read: {error}")
-    return Configured(headers, command_macros(database), step, problem)
+    # Texts with paths are empty: where the sandbox has a folder is nothing to learn.
+    macros = {name: _PATH.sub(b'""', value) for name, value in command_macros(database).items()}
+    return Configured(headers, macros, step, problem)
 
 
 def _unpack(archive: bytes, folder: Path, work: bytes) -> tuple[dict[str, Path], bytes]:
@@ -153,7 +154,7 @@ def _unpack(archive: bytes, folder: Path, work: bytes) -> tuple[dict[str, Path],
             if top not in ("build", "source") or "\0" in member.name:
                 continue
             file = members.extractfile(member)
-            data = file.read().replace(work, b"/work") if file else b""
+            data = file.read().replace(work, _WORK) if file else b""
             if inside[-1] == DATABASE:
                 database = database or data
                 continue
@@ -162,20 +163,3 @@ def _unpack(archive: bytes, folder: Path, work: bytes) -> tuple[dict[str, Path],
                 headers[name.encode().decode()] = folder / str(len(headers))
                 headers[name].write_bytes(data)
     return headers, database
-
-
-def command_macros(database: bytes) -> dict[bytes, bytes]:
-    """The macros that the commands of a `compile_commands.json` define; none where it cannot be read.
-
-    Texts with paths are empty: where the sandbox has a folder is nothing to learn.
-    """
-    macros: dict[bytes, bytes] = {}
-    with suppress(ValueError, TypeError, AttributeError, KeyError):  # it comes from the project
-        for entry in json.loads(database or b"[]"):
-            words = entry.get("arguments") or shlex.split(entry["command"])
-            for word, following in itertools.pairwise([*words, ""]):
-                match = _DEFINITION.fullmatch(word + following if word == "-D" else word)
-                if match:
-                    value = "1" if match[2] is None else re.sub('"/work[^"]*"', '""', match[2])
-                    macros.setdefault(match[1].encode(), value.encode())
-    return macros

@@ -345,12 +345,12 @@ def _options_of_libraries(items: Sequence[Item]) -> set[int]:
             before.append(position)
             continue
         if before and item.kind == ItemKind.INCLUDE and any(map(_is_library, item.directives)):
-            named = frozenset[bytes]().union(
-                *(each.mentions for each in items if each.kind != ItemKind.MACRO)
-            )
-            found |= {each for each in before if items[each].directives[0].macro not in named}
+            found.update(before)
         before = []
-    return found
+    if not found:
+        return found
+    named = frozenset[bytes]().union(*(each.mentions for each in items if each.kind != ItemKind.MACRO))
+    return {each for each in found if items[each].directives[0].macro not in named}
 
 
 def _is_library(directive: Directive) -> bool:
