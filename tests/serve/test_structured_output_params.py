@@ -60,8 +60,9 @@ def test_json_of_a_schema_in_a_chat(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     "form",
     [
-        {"regex": "[0-9]{3}"}, {"guided_regex": "[0-9]{3}"}, {"structured_outputs": {"regex": "[0-9]{3}"}},
-        {"grammar": "root ::= [0-9] [0-9] [0-9]"}, {"guided_grammar": "start: /[0-9]{3}/"},
+        {"regex": "[1-9][0-9]{2}"}, {"guided_regex": "[1-9][0-9]{2}"},
+        {"structured_outputs": {"regex": "[1-9][0-9]{2}"}}, {"grammar": "root ::= [1-9] [0-9] [0-9]"},
+        {"guided_grammar": "start: /[1-9][0-9]{2}/"},
         {"guided_choice": ["123", "456"]}, {"structured_outputs": {"choice": ["123", "789"]}},
         {"json_schema": {"type": "integer", "minimum": 100, "maximum": 999}},
         {"guided_json": '{"enum": [123]}'}, {"structured_outputs": {"json": {"enum": [123]}}},
