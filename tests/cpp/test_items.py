@@ -3,7 +3,8 @@ import pytest
 from cpplm.core.spans import SpanKind
 from cpplm.cpp.doc_comments import shift_pairs
 from cpplm.cpp.items import ItemKind, read_items
-from cpplm.cpp.macros import MacroTable
+from cpplm.cpp.lexer import lex
+from cpplm.cpp.macros import MacroTable, macro_bodies
 from cpplm.cpp.syntax_spans import join_spans
 
 
@@ -55,6 +56,14 @@ def test_kind_and_declared_names(source, kind, names):
     (item,) = items(source + "\n")
     assert item.kind == ItemKind[kind]
     assert [name.decode() for name in item.names] == names
+
+
+def test_a_call_with_an_operator_declares_what_its_macro_pastes():
+    define = b"#define CHECK(name, op) template <class T> bool check_##name(T a, T b) { return a op b; }\n"
+    table = MacroTable.from_bodies(macro_bodies(lex(define).directives))
+    (call,) = read_items(b"CHECK(LE, <=)\n", table).items
+    assert call.kind == ItemKind.CALL
+    assert b"check_LE" in call.names
 
 
 def test_out_of_class_members_have_a_qualifier():

@@ -161,6 +161,8 @@ def _item(
         item.names = tuple(name for part in inside for name in (*part.names, part.function_name) if name)
         return item, 0
     errors = _code_item(item, code, plain, piece, rules)
+    if pasted and any(name in table.pastes and code.startswith(name) for name in item.names):
+        item.kind = ItemKind.CALL  # `COMPARE(LE, <=)`, in which the parser sees no call
     if item.kind == ItemKind.CALL:
         item.names = tuple(sorted(pasted))
     return item, errors

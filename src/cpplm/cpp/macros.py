@@ -9,6 +9,7 @@ strings, comments or directives, since the views given here have those blanked a
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from functools import lru_cache
 from typing import Literal
 
 from cpplm.cpp.conditions import MacroState
-from cpplm.cpp.lexer import IDENTIFIER, ConditionalGroup, Directive, LexedSource, blank
+from cpplm.cpp.lexer import ELSE_KEYWORDS, IDENTIFIER, ConditionalGroup, Directive, LexedSource, blank
 
 OPEN, CLOSE = b"\x01", b"\x02"
 Mask = Literal["blank", "blank_call", "open", "close", "statement", "unwrap"]
@@ -225,7 +226,7 @@ def mask(lexed: LexedSource, table: MacroTable) -> tuple[bytes, bytes]:
         marker = {"open": OPEN, "close": CLOSE}.get(kind or "", b" ")
         spans.append((start, end, marker))
         done = end
-    dead = _dead_branches(lexed, spans)
+    dead = [*_dead_branches(lexed, spans), *_after_errors(lexed)]
     code = _fill(lexed.names, spans + dead)
     plain = _fill(lexed.plain, [(start, end, b" ") for start, end, _ in spans] + dead)
     return code, plain
@@ -304,6 +305,14 @@ def _dead_branches(lexed: LexedSource, spans: list[tuple[int, int, bytes]]) -> l
                 dead.append((start, end, b" " if lexed.names[start : start + 1] != b"\n" else b"\n"))
                 code[start:end] = blank(bytes(code[start:end]))
     return dead
+
+
+def _after_errors(lexed: LexedSource) -> Iterator[tuple[int, int, bytes]]:
+    """Blank text behind `#error` in its branch that is no declaration: it stops old compilers."""
+    for error, closer in itertools.pairwise(lexed.directives):
+        text = lexed.names[error.end : closer.start]
+        if error.keyword == b"error" and closer.keyword in ELSE_KEYWORDS and text and not is_whole(text):
+            yield error.end, closer.start, b"\n" if text.startswith(b"\n") else b" "
 
 
 def _is_never_read(directive: Directive) -> bool:

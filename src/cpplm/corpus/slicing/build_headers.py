@@ -36,7 +36,7 @@ _OPTION = re.compile(rb'(?mi)^[ \t]*option[ \t]*\(\s*(\w+)\s+"[^"]*"\s+(?:ON|TRU
 _SET = re.compile(rb'(?mi)^[ \t]*set[ \t]*\(\s*(\w+)\s+"?([2-9]|[1-9]\d+)"?\s*\)')
 # As on most machines: the order of bytes, the compiler, and types of ISO C and POSIX.
 _IS_DEFAULT = re.compile(
-    rb"LITTLE_?ENDIAN|IS_LITTLE|LINUX$|COMPILER_IS_G(?:NU|CC)"
+    rb"LITTLE_?ENDIAN|IS_LITTLE|LINUX$|COMPILER_IS_G(?:NU|CC)|^_GNU_SOURCE$|^GNULIB_[A-Z]"
     rb"|^HAVE_(?:TYPE_)?(?:_?BOOL(?:_T)?|(?:U?INT(?:8|16|32|64|PTR|MAX)|S?SIZE|SOCKLEN|OFF|PID)(?:_T)?"
     rb"|(?:CLOCK|DEV|GID|INO|IN_ADDR|IN_PORT|MODE|NLINK|SA_FAMILY|SIGSET|SIG_ATOMIC|TIME|UID|WCHAR)_T)$"
 )
@@ -71,7 +71,7 @@ _TEMPLATE_TEXT = re.compile(
     rb"\bAH_(?:TOP|BOTTOM|VERBATIM)\s*\((?:[^()]++|\((?:[^()]++|\((?:[^()]++|\([^()]*+\))*+\))*+\))*+\)"
 )
 _WRITTEN_MACRO = re.compile(rb"(?m)(?:^|\")#define ([A-Za-z_]\w*)[ \t]*([\w.]*)[\")]*$")
-_PUBLIC_HEADERS = SYSTEM_HEADERS.union(f"{name}.h" for name in _LINUX["library_headers"].split())
+PUBLIC_HEADERS = SYSTEM_HEADERS.union(f"{name}.h" for name in _LINUX["library_headers"].split())
 # What programs make of other files has declarations that the code needs: Qt's, protobuf's, bison's.
 _GENERATED_CODE = re.compile(
     r"ui_\w+\.h|moc_\w+\.cpp|\w+\.moc|.*\.pb\.h|\w+_generated\.h|.*\.tab\.h(?:h|pp)?"
@@ -102,7 +102,7 @@ def is_build_written(argument: str, folders: frozenset[str]) -> bool:
     return (
         base == "config.h"
         or export_macros(base) != ()
-        or (argument[0] == '"' and base not in _PUBLIC_HEADERS and not base.startswith("SDL_"))
+        or (argument[0] == '"' and base not in PUBLIC_HEADERS and not base.startswith("SDL_"))
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from cpplm.corpus.ingest.discovery import AUTOCONF_SCRIPTS
+from cpplm.corpus.ingest.discovery import is_template
 from cpplm.corpus.slicing.branches import (
     Branches,
     Conditions,
@@ -287,7 +287,8 @@ class Expander:
                     visit, number, argument, (*frames, *undecided), depth, likely=likely
                 ):
                     removed.append(directive)
-                    if visit.cuts[-1:] != [number] and any(d.keyword == b"else" for d in item.directives):
+                    is_read = visit.cuts[-1:] == [number]
+                    if likely and not is_read and any(d.keyword == b"else" for d in item.directives):
                         self._demand(inner, visit.file)
                 else:
                     external.append((undecided, directive.line))
@@ -389,11 +390,8 @@ class Expander:
         if visit.own and target == visit.file.name:  # under other macros: its text is there once
             return visit.file.items[number].kind == ItemKind.INCLUDE
         visit.cuts.append(number)
-        if (
-            self._index.files[target].may_be_borrowed
-            or target in self._expansion.own
-            or target.endswith((".in", ".cmake", *AUTOCONF_SCRIPTS))
-        ):
+        may_be_borrowed = self._index.files[target].may_be_borrowed
+        if may_be_borrowed or target in self._expansion.own or is_template(target):
             self._visit(target, frames, depth + 1, likely=likely)
         self._stretch(visit)
         return True

@@ -260,6 +260,8 @@ class ProjectIndex:
             return None
         target = build_headers.include_target(argument)
         templates = [target + ending for ending in TEMPLATE_ENDINGS]
+        if target not in build_headers.PUBLIC_HEADERS:  # of gnulib; its `math.in.h` precedes the system's
+            templates.append(target.removesuffix(".h") + ".in.h")
         found = self._index.beside(name, target) if argument[0] == '"' else None
         template = self.defaults.template_of.get(target.rpartition("/")[2])
         if found is None and template in self.files and is_template(template):

@@ -1,0 +1,46 @@
+"""What a build would have decided: the smallest project that shows each case."""
+
+import pytest
+
+from tests.corpus.cpp import compile_errors, needs_gxx, one_document
+
+pytestmark = needs_gxx
+
+_PROJECTS: dict[str, dict[str, str]] = {
+    "text that stops other compilers belongs to its branch": {
+        "build.h": "#ifndef BUILD_H\n#define BUILD_H\n#if defined(__VMS)\n#define NONE\n"
+        "#elif defined(__GNUC__)\n"
+        "#define PULL_SYS_TYPES 1\n#else\n#error Unknown target\n  Error Unknown_target\n#endif\n"
+        "#ifdef PULL_SYS_TYPES\n#include <sys/types.h>\n#endif\ntypedef ssize_t lib_ssize;\n#endif\n",
+        "use.c": '#include "build.h"\nlib_ssize use(void) { return -1; }\n',
+    },
+    "headers of gnulib that are not the system's": {
+        "config.h.in": "#undef GNULIB_TEXT_LENGTH\n#undef PROMOTED_MODE_T\n#undef ICONV_CONST\n"
+        "#ifndef _GNU_SOURCE\n# undef _GNU_SOURCE\n#endif\n",
+        "configure.ac": "AC_CONFIG_HEADERS([config.h])\n",
+        "types.in.h": "typedef unsigned int char_t;\n",
+        "text.in.h": '#include "types.h"\n#if GNULIB_TEXT_LENGTH || @HAVE_LIBTEXT@\n'
+        "int text_length(ICONV_CONST char_t *text, PROMOTED_MODE_T mode);\n#endif\n",
+        "string.in.h": "#error instead of the system's\n",
+        "use.c": '#include <config.h>\n#include <sys/types.h>\n#include <string.h>\n#include "text.h"\n'
+        "int use(char_t *text) { return text_length(text, 1) + strverscmp(\"a\", \"b\"); }\n",
+    },
+    "a branch that is not likely to be read asks for nothing": {
+        "lock.h": "#ifndef LOCK_H\n#define LOCK_H\n#if defined(LIB_RTK)\n#include \"rtk_mutex.h\"\n"
+        "#elif defined(LIB_OTHER)\n#include \"other_mutex.h\"\n#else\n#include <pthread.h>\n#endif\n"
+        "#if defined(LIB_RTK)\ntypedef rtk_mutex lock_t;\n#else\ntypedef pthread_mutex_t lock_t;\n"
+        "#endif\n#endif\n",
+        "use.c": '#include "lock.h"\nlock_t *use(lock_t *lock) { return lock; }\n',
+    },
+    "headers that meson writes": {
+        "conf.h.meson": "#define LIB_WIDTH 8\n",
+        "use.cc": '#include "conf.h"\nint width = LIB_WIDTH;\n',
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("files", _PROJECTS.values(), ids=_PROJECTS)
+def test_a_project_compiles(tmp_path, files):
+    name = next(name for name in files if name.startswith("use."))
+    document = one_document(tmp_path, files, of=name)
+    assert compile_errors(document.text, language="c" if name.endswith(".c") else "c++") == ""
