@@ -20,6 +20,14 @@ from cpplm.cpp.lexer import IDENTIFIER
 from cpplm.cpp.parser import grammar
 
 
+@dataclass(frozen=True, slots=True)
+class Macro:
+    """A definition: `parameters` is None for a macro without arguments; `body` None where it is unknown."""
+
+    body: bytes | None
+    parameters: tuple[bytes, ...] | None = None
+
+
 def _table(text: bytes) -> dict[bytes, bytes]:
     """NAME=VALUE pairs between spaces."""
     return {name: value for name, _, value in (pair.partition(b"=") for pair in text.split())}
@@ -40,6 +48,17 @@ _PREDEFINED_CXX: Final = _table(
     b" _GNU_SOURCE=1 __GXX_WEAK__=1"
 )
 _PREDEFINED_C: Final = _table(b"__STDC_VERSION__=201710L")
+# Of <limits.h> and <stdint.h>, whose values are known where a file compares with them.
+_LIMITS: Final = {
+    name: Macro(b"%d" % ((1 << bits) - 1))
+    for names, bits in (
+        (b"SCHAR_MAX INT8_MAX", 7), (b"UCHAR_MAX UINT8_MAX", 8), (b"SHRT_MAX INT16_MAX", 15),
+        (b"USHRT_MAX UINT16_MAX", 16), (b"INT_MAX INT32_MAX", 31), (b"UINT_MAX UINT32_MAX", 32),
+        (b"LONG_MAX LLONG_MAX INT64_MAX INTMAX_MAX INTPTR_MAX PTRDIFF_MAX", 63),
+        (b"ULONG_MAX ULLONG_MAX UINT64_MAX UINTMAX_MAX UINTPTR_MAX SIZE_MAX", 64),
+    )
+    for name in names.split()
+} | {b"CHAR_BIT": Macro(b"8")}  # fmt: skip
 # Of other compilers, systems and processors.
 _ABSENT = re.compile(
     rb"_*(?:clang|MSC|MSVC|WIN(?:32|64|DOWS|RT|CE)?(?:_|\b)|MINGW|CYGWIN|APPLE|MACOS|MACH|OSX|IOS|TARGET_OS|DARWIN"
@@ -77,14 +96,6 @@ _ELSEWHERE = re.compile(
 IF_DEFINED = re.compile(rb"#\s*(?:ifdef\s+|(?:el)?if\s+defined\s*\(?\s*|elifdef\s+)(\w+)\s*\)?\s*")
 _DEEPEST_EXPANSION = 12
 _LONGEST = 4_000
-
-
-@dataclass(frozen=True, slots=True)
-class Macro:
-    """A definition: `parameters` is None for a macro without arguments; `body` None where it is unknown."""
-
-    body: bytes | None
-    parameters: tuple[bytes, ...] | None = None
 
 
 UNKNOWN: Final = Macro(None)
@@ -204,6 +215,8 @@ def _expand(tokens: Sequence[bytes], lookup: Lookup, active: frozenset[bytes], d
         macro = lookup(token)
         if token.startswith(b"__has_"):
             macro = UNKNOWN
+        if macro is None or macro is UNKNOWN:
+            macro = _LIMITS.get(token, macro)
         if macro is None and arguments is None:
             result.append(b"0")  # ISO C++20 15.2: an identifier that is no macro is 0
             continue

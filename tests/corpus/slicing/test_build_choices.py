@@ -32,6 +32,12 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "#endif\n#endif\n",
         "use.c": '#include "lock.h"\nlock_t *use(lock_t *lock) { return lock; }\n',
     },
+    "the largest numbers are known, and `INLINE`": {
+        "width.h": "#include <limits.h>\n#if UINT_MAX == 4294967295U\ntypedef unsigned word;\n#elif MISSING\n"
+        "typedef unsigned long word;\n#else\n#error no word\n#endif\n"
+        "#ifndef WORD_MAX\n#define WORD_MAX UINT_MAX\n#endif\n",
+        "use.c": '#include "width.h"\nstatic INLINE word use(void) { return WORD_MAX; }\n',
+    },
     "headers that meson writes": {
         "conf.h.meson": "#define LIB_WIDTH 8\n",
         "use.cc": '#include "conf.h"\nint width = LIB_WIDTH;\n',

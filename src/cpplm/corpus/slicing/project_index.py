@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
@@ -211,6 +211,12 @@ class ProjectIndex:
     @functools.cached_property
     def _have_macros(self) -> frozenset[bytes]:
         return build_headers.have_macros(self.deciding - self.macros.names)
+
+    @functools.cached_property
+    def build_macros(self) -> Mapping[bytes, bytes]:
+        """What a build defines for the code: macros of build files, and `INLINE` if no file does."""
+        inline = {} if b"INLINE" in self.macros.names else {b"INLINE": b"inline"}
+        return inline | dict(self.defaults.macros)
 
     @functools.cached_property
     def includers(self) -> dict[str, list[str]]:

@@ -137,7 +137,7 @@ class _Writer:
     def _define(self) -> None:
         """Write before all else what a build has to define, where the text asks for it."""
         text = b"".join(self.parts)
-        of_build = self.expansion.index.defaults.macros
+        of_build = self.expansion.index.build_macros
         code = _TESTED.sub(b"", text) if of_build else text
         # Most names are in no text: looking for each is faster than finding all words of the text.
         names = {
