@@ -60,6 +60,9 @@ _CALLED = re.compile(rb"([A-Za-z_]\w*)\s*\(")
 _NAME_OR_CALL = re.compile(rb"([A-Za-z_]\w*)(\s*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))?")
 _WITH_ARGUMENTS = ("blank_call", "open", "close")
 _DEEPEST_PASTE = 3
+_TYPE_END = re.compile(rb"[\w*&]\s*\Z")
+# `void`, `int n`, `T*`: no arguments of an attribute
+_PARAMETERS = re.compile(rb"^\s*void\s*$|\w\s+[*&]*\s*[A-Za-z_]|\w\s*[*&]+\s*(?:,|$)")
 Pastes = dict[bytes, frozenset[tuple[bytes, bytes]]]
 _PARENTHESIS = re.compile(rb"[()]")
 _PASTE = re.compile(rb"\w+(?:\s*##\s*\w+)+")
@@ -222,7 +225,10 @@ def mask(lexed: LexedSource, table: MacroTable) -> tuple[bytes, bytes]:
             spans += _wrapping(lexed.names, start, end)
             continue
         if kind in _WITH_ARGUMENTS and lexed.names[end : end + 64].lstrip().startswith(b"("):
-            end = closing(lexed.names, end)
+            after = closing(lexed.names, end)
+            if kind == "blank_call" and _declares(lexed.names, start, end, after):
+                continue
+            end = after
         marker = {"open": OPEN, "close": CLOSE}.get(kind or "", b" ")
         spans.append((start, end, marker))
         done = end
@@ -230,6 +236,12 @@ def mask(lexed: LexedSource, table: MacroTable) -> tuple[bytes, bytes]:
     code = _fill(lexed.names, spans + dead)
     plain = _fill(lexed.plain, [(start, end, b" ") for start, end, _ in spans] + dead)
     return code, plain
+
+
+def _declares(text: bytes, start: int, end: int, after: int) -> bool:
+    """True for a function that a macro of its name replaces in other builds: `void trace(int level)`."""
+    is_typed = _TYPE_END.search(text, max(start - 64, 0), start) is not None
+    return is_typed and _PARAMETERS.search(text[end:after].strip()[1:-1]) is not None
 
 
 def _wrapping(text: bytes, start: int, end: int) -> list[tuple[int, int, bytes]]:

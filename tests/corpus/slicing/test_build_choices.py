@@ -38,6 +38,12 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "#ifndef WORD_MAX\n#define WORD_MAX UINT_MAX\n#endif\n",
         "use.c": '#include "width.h"\nstatic INLINE word use(void) { return WORD_MAX; }\n',
     },
+    "functions that macros of the same names replace in other builds": {
+        "trace.h": "#ifndef NO_TRACE\nvoid trace(const char *text);\nextern void flush(void);\n#else\n"
+        "#define trace(text)\n#define flush()\n#endif\n"
+        "#define ALIGNED(n) __attribute__((aligned(n)))\nextern int table ALIGNED(sizeof(int) * 2);\n",
+        "use.cc": '#include "trace.h"\nint use() { trace("use"); flush(); return table; }\n',
+    },
     "headers that meson writes": {
         "conf.h.meson": "#define LIB_WIDTH 8\n",
         "use.cc": '#include "conf.h"\nint width = LIB_WIDTH;\n',
