@@ -44,6 +44,13 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "#define ALIGNED(n) __attribute__((aligned(n)))\nextern int table ALIGNED(sizeof(int) * 2);\n",
         "use.cc": '#include "trace.h"\nint use() { trace("use"); flush(); return table; }\n',
     },
+    "the nearer of two templates of one name": {
+        "CMakeLists.txt": "configure_file(src/config.h.in src/config.h)\n"
+        "configure_file(tools/config.h.in tools/config.h)\n",
+        "src/config.h.in": "#define LIB 1\n",
+        "tools/config.h.in": '#define VERSION "@VERSION@"\n',
+        "tools/use.c": '#include "config.h"\nconst char *version = VERSION;\n',
+    },
     "headers that meson writes": {
         "conf.h.meson": "#define LIB_WIDTH 8\n",
         "use.cc": '#include "conf.h"\nint width = LIB_WIDTH;\n',
@@ -53,6 +60,6 @@ _PROJECTS: dict[str, dict[str, str]] = {
 
 @pytest.mark.parametrize("files", _PROJECTS.values(), ids=_PROJECTS)
 def test_a_project_compiles(tmp_path, files):
-    name = next(name for name in files if name.startswith("use."))
+    name = next(name for name in files if name.rpartition("/")[2].startswith("use."))
     document = one_document(tmp_path, files, of=name)
     assert compile_errors(document.text, language="c" if name.endswith(".c") else "c++") == ""

@@ -8,12 +8,11 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from importlib import resources
 from pathlib import Path, PurePosixPath
 
 from cpplm.core.storage import sha256
-from cpplm.corpus.include_index import is_foreign
+from cpplm.corpus.include_index import is_foreign, shared_folders
 from cpplm.corpus.ingest.discovery import AUTOCONF_SCRIPTS
 from cpplm.corpus.slicing.autoconf import always_defined, defined_by_checks
 
@@ -148,10 +147,10 @@ class BuildDefaults:
     templates: tuple[tuple[str, str], ...] = ()
     macros: Mapping[bytes, bytes] = field(default_factory=dict)
 
-    @cached_property
-    def template_of(self) -> dict[str, str]:
-        """The templates by the names of their headers, the first of each name."""
-        return dict(reversed(self.templates))
+    def template_of(self, header: str, includer: str) -> str | None:
+        """The template of a header by its name: the nearest to the file that includes it, else the first."""
+        found = (template for name, template in self.templates if name == header)
+        return max(found, key=lambda template: shared_folders(includer, template), default=None)
 
     @property
     def digest(self) -> str:

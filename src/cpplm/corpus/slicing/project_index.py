@@ -269,7 +269,7 @@ class ProjectIndex:
         if target not in build_headers.PUBLIC_HEADERS:  # of gnulib; its `math.in.h` precedes the system's
             templates.append(target.removesuffix(".h") + ".in.h")
         found = self._index.beside(name, target) if argument[0] == '"' else None
-        template = self.defaults.template_of.get(target.rpartition("/")[2])
+        template = self.defaults.template_of(target.rpartition("/")[2], name)
         if found is None and template in self.files and is_template(template):
             found = template
         if argument[0] == '"' and found is None:
