@@ -48,7 +48,9 @@ def declared_names(item: Item, macros: MacroTable, types: Set[bytes]) -> set[byt
         # What renames functions may have any name, and no arguments.
         head = code.partition(b"{")[0]
         call = _call_of(callee if callee.isupper() else b"").search(head)
-        arguments = head[call.start() : closing(head, call.start())] if call else b""
+        start = call.start() if call else len(head)
+        end = closing(head, start) if call else start
+        arguments = head[start : end if end > start else None]  # `CONSTANT(Tag, name, {});`
         names.update(_UNQUALIFIED.findall(arguments.partition(b"(")[2]))
         names -= _KEYWORDS
     if item.kind in (ItemKind.PROTOTYPE, ItemKind.FUNCTION):

@@ -1,4 +1,4 @@
-"""What a build would have decided: the smallest project that shows each case."""
+"""What macros make and builds decide: the smallest project that shows each case."""
 
 import pytest
 
@@ -50,6 +50,12 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "src/config.h.in": "#define LIB 1\n",
         "tools/config.h.in": '#define VERSION "@VERSION@"\n',
         "tools/use.c": '#include "config.h"\nconst char *version = VERSION;\n',
+    },
+    "a constant that a macro makes, with braces in the call": {
+        "tag.h": "#define CONSTANT(type, name, init) constexpr type extra_##name init; constexpr type name init\n"
+        "namespace lib {\nstruct Tag {};\nstruct Other {};\nCONSTANT(Tag, in_place, {});\n"
+        "CONSTANT(Other, o, {});\n}\n",
+        "use.cc": '#include "tag.h"\nvoid take(lib::Tag);\nvoid use() { take(lib::in_place); }\n',
     },
     "headers that meson writes": {
         "conf.h.meson": "#define LIB_WIDTH 8\n",
