@@ -52,7 +52,7 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "tools/use.c": '#include "config.h"\nconst char *version = VERSION;\n',
     },
     "a constant that a macro makes, with braces in the call": {
-        "tag.h": "#define CONSTANT(type, name, init) constexpr type extra_##name init; constexpr type name init\n"
+        "tag.h": "#define CONSTANT(type, name, init) constexpr type other_##name init, name init\n"
         "namespace lib {\nstruct Tag {};\nstruct Other {};\nCONSTANT(Tag, in_place, {});\n"
         "CONSTANT(Other, o, {});\n}\n",
         "use.cc": '#include "tag.h"\nvoid take(lib::Tag);\nvoid use() { take(lib::in_place); }\n',
