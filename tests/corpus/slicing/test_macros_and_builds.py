@@ -57,6 +57,12 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "CONSTANT(Other, o, {});\n}\n",
         "use.cc": '#include "tag.h"\nvoid take(lib::Tag);\nvoid use() { take(lib::in_place); }\n',
     },
+    "enumerators that a macro makes where the header is no table": {
+        "known.h": "#ifdef TABLE\n# define KNOWN(a, b) b\nstatic const char *table[] = {\n#else\n"
+        "# define KNOWN(a, b) a\nenum known {\n#endif\nKNOWN(ID_NULL, 0),\nKNOWN(ID_ARCH, \"arch\")\n};\n"
+        "#undef KNOWN\n",
+        "use.c": '#include "known.h"\nint use(void) { return ID_ARCH; }\n',
+    },
     "headers that meson writes": {
         "conf.h.meson": "#define LIB_WIDTH 8\n",
         "use.cc": '#include "conf.h"\nint width = LIB_WIDTH;\n',

@@ -73,8 +73,10 @@ def _made_enumerators(item: Item) -> Iterator[bytes]:
     Such as `enum { #define E(code, text) code, E(FULL, "disk full") #undef E };` on as many lines.
     """
     enumeration = _ENUMERATION.search(item.text) if item.directives else None
-    if item.kind != ItemKind.TYPE or enumeration is None or b"{" in item.text[: enumeration.start()]:
-        return  # or they are members
+    if enumeration is None or item.kind not in (ItemKind.TYPE, ItemKind.VARIABLE):
+        return
+    if item.kind == ItemKind.TYPE and b"{" in item.text[: enumeration.start()]:
+        return  # they are members
     for name, macro in (parse_define(d.argument) for d in item.directives if d.keyword == b"define"):
         made = IDENTIFIER.match(macro.body or b"")
         if made and macro.parameters and made.group() in macro.parameters:
