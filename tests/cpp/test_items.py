@@ -66,6 +66,18 @@ def test_a_call_with_an_operator_declares_what_its_macro_pastes():
     assert b"check_LE" in call.names
 
 
+def test_macros_of_glib():
+    table = MacroTable.from_bodies({})
+    log, define = read_items(
+        b"void log(const char *text, ...) G_GNUC_PRINTF (1, 2);\n"
+        b"G_DEFINE_TYPE (LibItem, lib_item, G_TYPE_OBJECT)\n",
+        table,
+        language="c",
+    ).items
+    assert (log.kind, log.names) == (ItemKind.PROTOTYPE, (b"log",))
+    assert {b"LibItemClass", b"lib_item_init"} <= define.mentions & {*define.names}
+
+
 def test_out_of_class_members_have_a_qualifier():
     (item,) = items("template <class T> int ns::Box<T>::size(int a) const { return a; }\n")
     assert (item.qualifier, item.function_name) == (b"Box", b"size")

@@ -50,6 +50,9 @@ _WELL_KNOWN: tuple[tuple[re.Pattern[bytes], Mask], ...] = (
     (re.compile(rb"^(?:[A-Z][A-Z0-9_]*_(?:API|EXPORT|EXPORTS|PUBLIC|DLL|NODISCARD|NORETURN|DEPRECATED)"
                 rb"|JNIEXPORT|JNICALL|__THROW|WINAPI|APIENTRY|CALLBACK|__extension__|_Nullable|_Nonnull)$"),
      "blank"),
+    # `void log(const char *text, ...) G_GNUC_PRINTF(1, 2);`
+    (re.compile(rb"^(?=[A-Z0-9_]+$)\w*(?:GNUC_|PRINTF_?(?:LIKE|FORMAT|ATTR)|(?:FORMAT|ATTR|ATTRIBUTE)_PRINTF)\w*$"),
+     "blank_call"),
 )  # fmt: skip
 # Longer bodies are never specifiers or namespaces; only their last character matters.
 _LONGEST_BODY = 300
@@ -60,10 +63,20 @@ _CALLED = re.compile(rb"([A-Za-z_]\w*)\s*\(")
 _NAME_OR_CALL = re.compile(rb"([A-Za-z_]\w*)(\s*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))?")
 _WITH_ARGUMENTS = ("blank_call", "open", "close")
 _DEEPEST_PASTE = 3
+# GObject's: `G_DEFINE_TYPE(LibItem, lib_item, G_TYPE_OBJECT)` needs LibItemClass and declares lib_item_init.
+Pastes = dict[bytes, frozenset[tuple[bytes, bytes]]]
+_LIBRARY_PASTES: Pastes = {
+    b"G_" + name: frozenset((b"", ending) for ending in endings.split())
+    for names, endings in (
+        (b"DEFINE_TYPE DEFINE_TYPE_WITH_CODE DEFINE_TYPE_WITH_PRIVATE DEFINE_ABSTRACT_TYPE DEFINE_FINAL_TYPE"
+         b" DECLARE_FINAL_TYPE DECLARE_DERIVABLE_TYPE", b"Class _get_type _init _class_init"),
+        (b"DEFINE_INTERFACE DECLARE_INTERFACE", b"Interface _get_type _default_init"),
+    )
+    for name in names.split()
+}  # fmt: skip
 _TYPE_END = re.compile(rb"[\w*&]\s*\Z")
 # `void`, `int n`, `T*`: no arguments of an attribute
 _PARAMETERS = re.compile(rb"^\s*void\s*$|\w\s+[*&]*\s*[A-Za-z_]|\w\s*[*&]+\s*(?:,|$)")
-Pastes = dict[bytes, frozenset[tuple[bytes, bytes]]]
 _PARENTHESIS = re.compile(rb"[()]")
 _PASTE = re.compile(rb"\w+(?:\s*##\s*\w+)+")
 
@@ -134,7 +147,7 @@ class MacroTable:
         pasting = _through_others({name: pairs for name, pairs in sorted(pastes.items()) if pairs}, bodies)
         # One without arguments renames what has its name: `#define f PREFIX(f)`.
         pasting = {name: pasting[name] for name in pasting if any(text[:1] == b"(" for text in bodies[name])}
-        return cls(dict(sorted(masks.items())), pasting, frozenset(bodies))
+        return cls(dict(sorted(masks.items())), _LIBRARY_PASTES | pasting, frozenset(bodies))
 
     def pasted(self, mentions: frozenset[bytes], text: bytes) -> set[bytes]:
         """Names that macros of the project make of their arguments by `##`."""

@@ -63,6 +63,11 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "#undef KNOWN\n",
         "use.c": '#include "known.h"\nint use(void) { return ID_ARCH; }\n',
     },
+    "names for the library's own code, by an option of its Makefile alone": {
+        "math.h": "struct lib_math { int digits; };\n#ifdef LIB_SOURCE\n#define math_digits lib_math_digits\n"
+        "extern int lib_math_digits;\n#endif\n",
+        "use.c": '#include "math.h"\nint use(void) { return math_digits; }\n',
+    },
     "headers that meson writes": {
         "conf.h.meson": "#define LIB_WIDTH 8\n",
         "use.cc": '#include "conf.h"\nint width = LIB_WIDTH;\n',

@@ -279,7 +279,7 @@ def hiding_options(expansion: Expansion) -> set[bytes]:
             for visit in (expansion.visits[number] for number in expansion.by_file.get(key[0], ())):
                 lines = [line for frame in _conditions_of(visit.file.items[key[1]]) for line in frame.lines]
                 option = IF_DEFINED.fullmatch(lines[0]) if len(lines) == 1 else None
-                is_hidden = option is not None and not visit.is_read(key[1])
+                is_hidden = option is not None and visit.live.get(key[1], True) is not True
                 options.add(option.group(1) if option is not None and is_hidden else b"")
         if all(each.isupper() and not is_elsewhere(each) for each in options):
             found |= options
