@@ -1,4 +1,4 @@
-"""What macros make and builds decide: the smallest project that shows each case."""
+"""What macros make, builds decide and members call: the smallest project that shows each case."""
 
 import pytest
 
@@ -67,6 +67,11 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "math.h": "struct lib_math { int digits; };\n#ifdef LIB_SOURCE\n#define math_digits lib_math_digits\n"
         "extern int lib_math_digits;\n#endif\n",
         "use.c": '#include "math.h"\nint use(void) { return math_digits; }\n',
+    },
+    "a function that the initializer of a member calls": {
+        "capture.h": "struct Capture {};\nCapture& capture_of_all();\nstruct Scope {\n"
+        "  Capture& capture = capture_of_all();\n  int n = 0;\n};\n",
+        "use.cc": '#include "capture.h"\nint use() { return Scope().n; }\n',
     },
     "headers that meson writes": {
         "conf.h.meson": "#define LIB_WIDTH 8\n",

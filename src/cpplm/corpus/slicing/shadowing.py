@@ -61,7 +61,8 @@ def _hiding_names(text: bytes, is_class: bool) -> frozenset[bytes]:
     qualified = qualified_names(text)
     if is_class:
         members, _ = members_and_bodies(text)
-        first_calls = (_CALLED.search(part) for part in MEMBER_END.split(members))
+        parts = (part.partition(b"=")[0] for part in MEMBER_END.split(members))  # `T& t = make();` calls it
+        first_calls = map(_CALLED.search, parts)
         return frozenset(_declared(members) | {call.group(1) for call in first_calls if call} - qualified)
     return frozenset(_declared(text) - set(_CALLED.findall(text)) - qualified)
 
