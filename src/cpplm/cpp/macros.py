@@ -63,8 +63,8 @@ _CALLED = re.compile(rb"([A-Za-z_]\w*)\s*\(")
 _NAME_OR_CALL = re.compile(rb"([A-Za-z_]\w*)(\s*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))?")
 _WITH_ARGUMENTS = ("blank_call", "open", "close")
 _DEEPEST_PASTE = 3
-# GObject's: `G_DEFINE_TYPE(LibItem, lib_item, G_TYPE_OBJECT)` needs LibItemClass and declares lib_item_init.
 Pastes = dict[bytes, frozenset[tuple[bytes, bytes]]]
+# GObject's: `G_DEFINE_TYPE(LibItem, lib_item, G_TYPE_OBJECT)` needs LibItemClass and declares lib_item_init.
 _LIBRARY_PASTES: Pastes = {
     b"G_" + name: frozenset((b"", ending) for ending in endings.split())
     for names, endings in (

@@ -85,3 +85,13 @@ def test_a_project_compiles(tmp_path, files):
     name = next(name for name in files if name.rpartition("/")[2].startswith("use."))
     document = one_document(tmp_path, files, of=name)
     assert compile_errors(document.text, language="c" if name.endswith(".c") else "c++") == ""
+
+
+def test_a_header_of_libjpeg_has_what_it_needs_before_it(tmp_path):
+    files = {
+        "a.c": "#ifdef COLOR\n#include <lcms2.h>\n#endif\n#include <jpeglib.h>\nJSAMPLE a;\n",
+        "b.c": "#include <stdio.h>\n#include <jpeglib.h>\nJSAMPLE b;\n",
+    }
+    first, second = (one_document(tmp_path, files, of=name).text for name in files)
+    assert first.startswith("#include <stdio.h>\n")
+    assert second.count("stdio.h") == 1

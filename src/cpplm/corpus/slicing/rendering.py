@@ -29,6 +29,9 @@ _TIGHT = frozenset(
     }
 )
 _INTEGER = re.compile(rb"\bu?int(?:8|16|32|64|ptr|max)_t\b")
+# It names FILE and leaves it to others to declare that.
+_JPEG = re.compile(rb"(?m)^[ \t]*#[ \t]*include[ \t]*[<\"]jpeglib\.h")
+_STDIO = re.compile(rb"(?m)^[ \t]*#[ \t]*include[ \t]*<(?:stdio\.h|cstdio)>")
 _BLANK_LINES = re.compile(rb"\n(?:[ \t]*\n){2,}")
 _TESTED = re.compile(rb"(?m)^[ \t]*#[ \t]*(?:if|ifdef|ifndef|elif|undef)\b.*$")
 
@@ -153,6 +156,9 @@ class _Writer:
         ]
         if any(map(INTEGER_HEADER.search, self.expansion.dropped)) and _INTEGER.search(text):
             lines.append(b"#include <stdint.h>")
+        jpeg = _JPEG.search(text)
+        if jpeg and not _STDIO.search(text, 0, jpeg.start()):
+            lines.append(b"#include <stdio.h>")
         lines += [
             b"#define %b %b" % (name, of_build[name])
             for name in sorted(of_build.keys() & names)
