@@ -2,6 +2,9 @@
 
 import pytest
 
+from cpplm.corpus.slicing.shortening import Shortener
+from cpplm.cpp.items import read_items
+from cpplm.cpp.macros import MacroTable
 from tests.corpus.cpp import compile_errors, needs_gxx, one_document
 
 pytestmark = needs_gxx
@@ -95,3 +98,11 @@ def test_a_header_of_libjpeg_has_what_it_needs_before_it(tmp_path):
     first, second = (one_document(tmp_path, files, of=name).text for name in files)
     assert first.startswith("#include <stdio.h>\n")
     assert second.count("stdio.h") == 1
+
+
+def test_an_enumerator_whose_comma_is_in_another_branch_stays():
+    text = b"enum kinds { unknown, png, mng\n#ifdef WITH_JNG\n  , jng\n#endif\n};\n"
+    (item,) = read_items(text, MacroTable(), language="c").items
+    short, gone = Shortener(MacroTable()).skeleton(item, frozenset(), bare=True)
+    assert {member.name for member in gone} >= {b"png"}
+    assert b"mng\n#ifdef WITH_JNG\n" in short.text

@@ -285,10 +285,12 @@ def _outline(item: Item, macros: MacroTable, *, bare: bool) -> _Outline:
     position = size = 0
     for node in sorted([*functions, *unnamed], key=lambda node: (node.start_byte, -node.end_byte)):
         start, end = node.start_byte, node.end_byte
+        if node.type == "enumerator" and (comma := _COMMA.match(code, end)):
+            end = comma.end()
         body = body_of(node)
         head_end = body.start_byte if body is not None else end
         if bisect.bisect(directives, start) != bisect.bisect(directives, end):
-            continue  # half of it may be another function
+            continue  # half of it may be another function, or its comma another branch's
         if node.parent is not None and node.parent.type == "friend_declaration":
             continue  # found by its arguments only, so it has to stay what it is
         head = _ALIGNMENT.sub(b"", code[start:head_end])
@@ -306,8 +308,6 @@ def _outline(item: Item, macros: MacroTable, *, bare: bool) -> _Outline:
         name = found.group(pattern.groups).lstrip(b"~") if found else b""
         if body is not None:
             head_end = end_of_head(body)
-        elif node.type == "enumerator" and (comma := _COMMA.match(code, end)):
-            head_end = end = comma.end()
         last = bisect.bisect(directives, start)
         floor = ends[last - 1] if last else 0
         before = code_end(plain, start, floor)
