@@ -106,3 +106,15 @@ def test_an_enumerator_whose_comma_is_in_another_branch_stays():
     short, gone = Shortener(MacroTable()).skeleton(item, frozenset(), bare=True)
     assert {member.name for member in gone} >= {b"png"}
     assert b"mng\n#ifdef WITH_JNG\n" in short.text
+
+
+def test_members_defined_beside_their_class_stay_definitions():
+    """The class ends in each branch of a condition, and its members follow there."""
+    branch = (
+        '  int part_{n};\n}};\n#pragma message("{n}")\ninline void\nSum::init() {{\n  part_{n} = {n};\n}}\n'
+    )
+    first, second = (branch.format(n=n) for n in range(2))
+    ends = f"#if defined(USE_0)\n{first}#elif defined(USE_1)\n{second}#else\n}};\n#endif\n"
+    text = f"class Sum {{\npublic:\n  void init();\n{ends}"
+    (item,) = read_items(text.encode(), MacroTable()).items
+    assert b"Sum::init();" not in Shortener(MacroTable()).skeleton(item, frozenset(), bare=True)[0].text

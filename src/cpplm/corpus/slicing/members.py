@@ -6,6 +6,7 @@ import re
 
 import tree_sitter
 
+_QUALIFIED = re.compile(rb"[\w>]\s*::\s*~?\w+\s*\(")
 _TEMPLATE_PARAMETER = re.compile(rb"\b(?:typename|class)(?:\s*\.\.\.)?\s+(\w+)")
 
 
@@ -17,6 +18,14 @@ def calls_a_parameter(before: bytes, head: bytes, body: bytes) -> bool:
             if re.search(rb"\b" + name + rb"\s*\)?\s*\(", body):
                 return True
     return False
+
+
+def defines_member(node: tree_sitter.Node) -> bool:
+    """True for the definition of a member outside its class, which is no declaration without its body."""
+    inside = node.parent is not None and node.parent.type == "field_declaration_list"
+    body = body_of(node)
+    head = (node.text or b"")[: body.start_byte - node.start_byte] if body is not None else b""
+    return not inside and _QUALIFIED.search(head) is not None
 
 
 def end_of_head(body: tree_sitter.Node) -> int:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import bisect
 import functools
-import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from itertools import filterfalse, pairwise
 from typing import Any, NamedTuple
 
 import tree_sitter
 
-from cpplm.corpus.slicing.members import body_of, calls_a_parameter, end_of_head
+from cpplm.corpus.slicing.members import body_of, calls_a_parameter, defines_member, end_of_head
 from cpplm.cpp.doc_comments import code_end
 from cpplm.cpp.items import Item, ItemKind, condition_names, mentioned_in
 from cpplm.cpp.lexer import IDENTIFIER, lex
@@ -252,7 +252,7 @@ def without_comments(text: bytes) -> bytes:
 def _tidy(text: bytes) -> bytes:
     """The text without blanks at line ends and blank lines, but one behind a backslash ends a macro."""
     lines = [line.rstrip(b" \t") for line in text.split(b"\n")]
-    kept = [line for before, line in itertools.pairwise([b"", *lines]) if line or before.endswith(b"\\")]
+    kept = [line for before, line in pairwise([b"", *lines]) if line or before.endswith(b"\\")]
     return b"\n".join(kept).strip(b"\n") + b"\n"
 
 
@@ -341,7 +341,7 @@ def _droppable(code: bytes, plain: bytes) -> tuple[list[tree_sitter.Node], list[
         and not node.parent.has_error
         and not plain.endswith(b"{", 0, code_end(plain, node.start_byte))
     ]
-    return [*captures.get("definition", ()), *captures.get("member", ())], data
+    return [*filterfalse(defines_member, captures.get("definition", ())), *captures.get("member", ())], data
 
 
 def members_and_bodies(text: bytes) -> tuple[bytes, bytes]:
