@@ -76,6 +76,12 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "  Capture& capture = capture_of_all();\n  int n = 0;\n};\n",
         "use.cc": '#include "capture.h"\nint use() { return Scope().n; }\n',
     },
+    "threads of POSIX, not those of Windows": {
+        "lock.h": "#if defined(LIB_W32_THREADS)\n#include <windows.h>\ntypedef HANDLE lock_t;\n"
+        "#elif defined(LIB_POSIX_THREADS)\n#include <pthread.h>\ntypedef pthread_mutex_t lock_t;\n"
+        "#else\n#error no threads\n#endif\n",
+        "use.c": '#include "lock.h"\nlock_t *use(lock_t *lock) { return lock; }\n',
+    },
     "headers that meson writes": {
         "conf.h.meson": "#define LIB_WIDTH 8\n",
         "use.cc": '#include "conf.h"\nint width = LIB_WIDTH;\n',
