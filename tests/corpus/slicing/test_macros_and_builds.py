@@ -25,8 +25,9 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "text.in.h": '#include "types.h"\n#if GNULIB_TEXT_LENGTH || @HAVE_LIBTEXT@\n'
         "int text_length(ICONV_CONST char_t *text, PROMOTED_MODE_T mode);\n#endif\n",
         "string.in.h": "#error instead of the system's\n",
+        "lib/fcntl.in.h": "#ifndef O_BINARY\n# define O_BINARY 0\n#endif\n",
         "use.c": '#include <config.h>\n#include <sys/types.h>\n#include <string.h>\n#include "text.h"\n'
-        "int use(char_t *text) { return text_length(text, 1) + strverscmp(\"a\", \"b\"); }\n",
+        "int use(char_t *text) { return text_length(text, 1) + strverscmp(\"a\", \"b\") + O_BINARY; }\n",
     },
     "a branch that is not likely to be read asks for nothing": {
         "lock.h": "#ifndef LOCK_H\n#define LOCK_H\n#if defined(LIB_RTK)\n#include \"rtk_mutex.h\"\n"

@@ -42,6 +42,8 @@ _KEYWORDS = frozenset(word.encode() for word in KEYWORDS)
 _BEFORE_BRACKET = re.compile(rb"\b(\w+)\s*\(")
 _FUNCTION_HEAD = re.compile(rb"(?m)^[A-Za-z_][^\n;{}()#]*?\b(\w+)[ \t]*\(")
 _FEW_SOURCES = 3
+# Of gnulib's <fcntl.h>, which is read as the system's.
+_GNULIB_FLAGS = {b"O_BINARY": b"0", b"O_TEXT": b"0", b"O_SEARCH": b"O_RDONLY"}
 Key = tuple[int, int]  # number of a file in its project, number of an item in the file
 
 
@@ -214,9 +216,10 @@ class ProjectIndex:
 
     @functools.cached_property
     def build_macros(self) -> Mapping[bytes, bytes]:
-        """What a build defines for the code: macros of build files, and `INLINE` if no file does."""
+        """What a build defines for the code: macros of build files, `INLINE`, gnulib's flags."""
         inline = {} if b"INLINE" in self.macros.names else {b"INLINE": b"inline"}
-        return inline | dict(self.defaults.macros)
+        has_gnulib = any(name.endswith("/fcntl.in.h") for name in self.names)
+        return inline | (_GNULIB_FLAGS if has_gnulib else {}) | dict(self.defaults.macros)
 
     @functools.cached_property
     def includers(self) -> dict[str, list[str]]:
