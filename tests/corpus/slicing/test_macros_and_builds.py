@@ -83,6 +83,10 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "#else\n#error no threads\n#endif\n",
         "use.c": '#include "lock.h"\nlock_t *use(lock_t *lock) { return lock; }\n',
     },
+    "a type `bool` of old C": {
+        "types.h": "typedef enum { FALSE = 0, TRUE } bool;\nstruct entry { bool is_folder; };\n",
+        "use.c": '#include "types.h"\nbool use(struct entry *e) { return e->is_folder; }\n',
+    },
     "headers that meson writes": {
         "conf.h.meson": "#define LIB_WIDTH 8\n",
         "use.cc": '#include "conf.h"\nint width = LIB_WIDTH;\n',

@@ -20,6 +20,7 @@ _KEYWORDS = frozenset(word.encode() for word in KEYWORDS)
 _NAMED_BY_MACRO = re.compile(rb"\b(\w+)\s*\(\s*(\w+)\s*\)\s*\(")  # `int API(name)(void);`
 _ENUMERATION = re.compile(rb"\benum\b(?!\s+(?:class|struct)\b)[^;(){}]*\{")  # its names are known outside
 _BEHIND_CALL = re.compile(rb"\)\s*(\w+)\s*;?\s*\Z")  # `typedef ARRAY (3) Name;`
+_OF_OLD_C = re.compile(rb"[\s}](bool)\s*;\s*\Z")  # for the parser a type of the language
 _UNQUALIFIED = re.compile(rb"(?<!::)(?<!\w)[A-Za-z_]\w*(?!\w)(?!\s*::)")
 _QUALIFIED = re.compile(rb"\b(\w+)\s*::\s*(\w+)")
 _SPECIALIZATION = re.compile(
@@ -57,7 +58,7 @@ def declared_names(item: Item, macros: MacroTable, types: Set[bytes]) -> set[byt
         names.update(name for macro, name in _NAMED_BY_MACRO.findall(item.text) if macro in macros.names)
     names.update(_made_enumerators(item))
     if code.startswith(b"typedef"):
-        names.update(_BEHIND_CALL.findall(code))
+        names.update(_BEHIND_CALL.findall(code) or _OF_OLD_C.findall(code))
     if item.qualifier and item.body_required and item.function_name:
         names.add(item.function_name)
     if callee in macros.pastes and item.kind != ItemKind.MACRO:  # `int NAME(f)(void);` declares my_f
