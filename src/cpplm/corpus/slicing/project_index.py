@@ -216,7 +216,7 @@ class ProjectIndex:
 
     @functools.cached_property
     def build_macros(self) -> Mapping[bytes, bytes]:
-        """What a build defines for the code: macros of build files, `INLINE`, gnulib's flags."""
+        """Macros that a build defines for the code: those of build files, `INLINE`, gnulib's flags."""
         inline = {} if b"INLINE" in self.macros.names else {b"INLINE": b"inline"}
         has_gnulib = any(name.endswith("/fcntl.in.h") for name in self.names)
         return inline | (_GNULIB_FLAGS if has_gnulib else {}) | dict(self.defaults.macros)

@@ -29,9 +29,6 @@ _TIGHT = frozenset(
     }
 )
 _INTEGER = re.compile(rb"\bu?int(?:8|16|32|64|ptr|max)_t\b")
-# It names FILE and leaves it to others to declare that.
-_JPEG = re.compile(rb"(?m)^[ \t]*#[ \t]*include[ \t]*[<\"]jpeglib\.h")
-_STDIO = re.compile(rb"(?m)^[ \t]*#[ \t]*include[ \t]*<(?:stdio\.h|cstdio)>")
 _BLANK_LINES = re.compile(rb"\n(?:[ \t]*\n){2,}")
 _TESTED = re.compile(rb"(?m)^[ \t]*#[ \t]*(?:if|ifdef|ifndef|elif|undef)\b.*$")
 
@@ -141,11 +138,12 @@ class _Writer:
         """Write before all else what a build has to define, where the text asks for it."""
         text = b"".join(self.parts)
         of_build = self.expansion.index.build_macros
-        code = _TESTED.sub(b"", text) if of_build else text
+        mentioned = [name for name in of_build if name in text]
+        code = _TESTED.sub(b"", text) if mentioned else text
         # Most names are in no text: looking for each is faster than finding all words of the text.
         names = {
             name
-            for known, read in ((self.expansion.defined, text), (of_build, code))
+            for known, read in ((self.expansion.defined, text), (mentioned, code))
             for name in known
             if name in read and re.search(rb"\b" + name + rb"\b", read)
         }
@@ -156,8 +154,8 @@ class _Writer:
         ]
         if any(map(INTEGER_HEADER.search, self.expansion.dropped)) and _INTEGER.search(text):
             lines.append(b"#include <stdint.h>")
-        jpeg = _JPEG.search(text)
-        if jpeg and not _STDIO.search(text, 0, jpeg.start()):
+        before, jpeg, _ = text.partition(b"jpeglib.h")
+        if jpeg and b"stdio" not in before:  # it names FILE and leaves it to others to declare that
             lines.append(b"#include <stdio.h>")
         lines += [
             b"#define %b %b" % (name, of_build[name])
