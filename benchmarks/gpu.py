@@ -40,7 +40,7 @@ from cpplm.core.storage import Storage
 
 HERE = Path(__file__).resolve().parent
 CPPLM = (sys.executable, "-m", "cpplm.cli.main")
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node")
 CUDA_TESTS = ("tests/model/kernels", "tests/core/test_mfu.py", "tests/dataloader/test_loader.py",
               "tests/generate/test_every_feature.py")  # fmt: skip
 NO_TESTS = 5  # pytest: none was collected
@@ -73,27 +73,30 @@ def rows(arguments: argparse.Namespace) -> Iterator[Row]:
     """All rows, in the order in which they are worth a GPU's time; data for the later ones is made first."""
     dry, work, device = arguments.dry_run, arguments.work, "cpu" if arguments.dry_run else "cuda"
 
-    def cpplm(name: str, *command: object, minutes: float = 1.0, launcher: tuple[str, ...] = ()) -> Row:
+    def cpplm(
+        name: str, *command: object, minutes: float = 1.0, launcher: tuple[str, ...] = (), missing: str = ""
+    ) -> Row:
         program = (*launcher, "-m", "cpplm.cli.main", "--") if launcher else CPPLM
-        return Row(name, (*program, *map(str, command)), minutes)
+        return Row(name, (*program, *map(str, command)), minutes, missing)
 
     def benchmark(name: str, file: str, *flags: object, minutes: float) -> Row:
         return Row(name, (sys.executable, str(HERE / file), *map(str, flags)), minutes)
 
     corpus, tokenizer, run = work / "corpus", work / "tokenizer.json", work / "run"
     yield cpplm("doctor", "doctor", "--json")
-    tests = (sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-m", "slow or not slow",
-             "-k", "cuda or gpu or CUDA", *(str(HERE.parent / path) for path in CUDA_TESTS))  # fmt: skip
+    tests = (sys.executable, "-m", "pytest", "-q", "-rfEs", "-p", "no:cacheprovider",
+             "-m", "slow or not slow", "-k", "cuda or gpu or CUDA",
+             *(str(HERE.parent / path) for path in CUDA_TESTS))  # fmt: skip
     yield Row("kernels against float64", tests, 5.0)
     size = {"seq_len": 2048, "batch_size": 16, "vocab_size": 32_768, "head_dim": 128, "steps": 12}
     if dry:
         size = {"seq_len": 64, "batch_size": 2, "vocab_size": 512, "head_dim": 16, "steps": 2}
     shape = [part for name, value in size.items() for part in (f"--{name}", value)]
-    for depth in (1, 2) if dry else (12, 20):
-        for preset, kernel in (("seed", "auto"), *(("default", name) for name in KERNELS)):
+    for depth, kernels in ((1 if dry else 12, list(KERNELS)), (2 if dry else 20, ["auto", "fp8 tensorwise"])):
+        for preset, kernel in (("seed", "auto"), *(("default", name) for name in kernels)):
             flags = ("--kernel", kernel, "--preset", preset, "--depth", depth, *shape)
             title = f"step, depth {depth}, {kernel}" + (", nanochat's recipe" if preset == "seed" else "")
-            yield benchmark(title, "train_step.py", *flags, minutes=1.5)
+            yield benchmark(title, "train_step.py", *flags, minutes=2.0)
     decode = ("--depth", 1, "--tokens", 4, "--turns", 1, "--batches", 2) if dry else ("--batches", 1, 16)
     yield benchmark("decode", "decode.py", "--device", device, *decode, "--contenders", "cpplm", "exported",
                     "Llama of transformers", minutes=4.0)  # fmt: skip
@@ -103,15 +106,15 @@ def rows(arguments: argparse.Namespace) -> Iterator[Row]:
     yield cpplm("tokenizer", "tokenizer", "train", corpus, "--vocab_size", 512, "--out", tokenizer)
     train = ("train", corpus, "--tokenizer", tokenizer, "--preset", "llama", "--device_type", device,
              *(("--depth", 1, "--aspect_ratio", 32, "--head_dim", 16, "--max_seq_len", 64) if dry
-               else ("--depth", 12, "--max_seq_len", 1024)),
-             "--num_iterations", 4 if dry else 100, "--eval_every", -1)  # fmt: skip
+               else ("--depth", 12, "--max_seq_len", 1024, "--total_batch_size", 32_768)),
+             "--num_iterations", 4 if dry else 50, "--eval_every", -1)  # fmt: skip
     yield cpplm("train", *train, "--out", run, minutes=2.0)
     for flag in ("fp8", "nvfp4"):
         yield cpplm(f"train --{flag}", *train, f"--{flag}", "--out", work / flag, minutes=2.0)
-    yield cpplm(
-        "train --shard", *train, *(() if dry else ("--shard",)), "--out", work / "shard", minutes=2.0,
-        launcher=TORCHRUN,
-    )  # fmt: skip
+    ranks = 2 if dry else torch.cuda.device_count()
+    yield cpplm("train --shard", *train, "--shard", "--out", work / "shard", minutes=2.0,
+                launcher=(*TORCHRUN, str(ranks)),
+                missing="" if ranks > 1 else "it needs two GPUs")  # fmt: skip
     yield cpplm("quantize", "compress", "quantize", run, "--recipe", "int4", "--out", work / "int4")
     yield cpplm("packed 4 bits", "compress", "compare", run, "--data_dir", corpus, "--students",
                 work / "int4", "--num_tokens", 500 if dry else 50_000, minutes=2.0)  # fmt: skip

@@ -70,6 +70,7 @@ Shape = tuple[int, int]
 Step = Callable[[torch.Tensor, torch.Tensor], float]
 """One optimizer step on ids and targets, BT; gives the loss."""
 
+NOT_COMPILED = ", not compiled"
 KERNELS: dict[str, dict[str, Any]] = {
     "auto": {},
     "fp8 tensorwise": {"fp8": True},
@@ -78,9 +79,10 @@ KERNELS: dict[str, dict[str, Any]] = {
     "attention flash2": {"attention": "flash2"},
     "attention flash3": {"attention": "flash3"},
     "loss native": {"kernel": "native"},
-    "loss chunked": {"kernel": "chunked"},
-    "loss cce": {"kernel": "cce"},
-    "loss liger": {"kernel": "liger"},
+    "loss chunked, not compiled": {"kernel": "chunked"},
+    "loss native, not compiled": {"kernel": "native"},
+    "loss cce, not compiled": {"kernel": "cce"},
+    "loss liger, not compiled": {"kernel": "liger"},
     "fp8 rowwise": {"fp8": True, "fp8_recipe": "rowwise"},
     "gradient checkpointing": {"gradient_checkpointing": True},
 }
@@ -289,7 +291,8 @@ def measure_kernel(arguments: argparse.Namespace) -> dict[str, Any]:
     shape, begin = (arguments.batch_size, arguments.seq_len), time.perf_counter()
     kernels = KernelSettings(**KERNELS[arguments.kernel])
     dtype = choose_dtype(arguments.precision, device)
-    step, parameters = torch_step(config, shape, dtype, compiled=True, kernels=kernels)
+    compiled = not arguments.kernel.endswith(NOT_COMPILED)
+    step, parameters = torch_step(config, shape, dtype, compiled=compiled, kernels=kernels)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     _seconds(step, config.vocab_size, shape, 3)

@@ -5,7 +5,12 @@ import torch
 from torch import Tensor
 
 from cpplm.model.config import INDUCTION_LENGTHS
-from cpplm.model.induction import match_next_token, match_next_token_incremental, match_places
+from cpplm.model.induction import (
+    Induction,
+    match_next_token,
+    match_next_token_incremental,
+    match_places,
+)
 from cpplm.model.transformer import Transformer
 from tests.model.features import CONFIGS, random_ids, random_model
 
@@ -75,3 +80,16 @@ def test_the_model_uses_what_followed_and_never_looks_ahead() -> None:
         plain.load_state_dict({k: v for k, v in model.state_dict().items() if "induction" not in k})
         torch.testing.assert_close(model(ids), plain(ids))
         assert (model(ids) - told).abs().max() > 0.01
+
+
+def test_the_scales_gradient_of_many_tokens_is_exact_in_bfloat16() -> None:
+    """Added up one by one, 1 to 256 would stay 256."""
+    induction = Induction(CONFIGS["plain"])
+    induction.init_constants()
+    width = induction.mix.in_features
+    torch.nn.init.eye_(induction.mix.weight)
+    embedded_BTC = torch.full((1, 4096, width), 1 / width, dtype=torch.bfloat16)
+    lengths_BT = torch.arange(4096).unsqueeze(0) % (len(INDUCTION_LENGTHS) + 1)
+    induction(embedded_BTC, lengths_BT).sum().backward()
+    counted = [(lengths_BT == number).sum().item() for number in range(1, len(INDUCTION_LENGTHS) + 1)]
+    assert induction.scales.grad.tolist() == pytest.approx(counted, rel=0.01)

@@ -57,6 +57,8 @@ def induction_embedding(weights: Params, embedded_BTC: jax.Array, lengths_BT: ja
         embedded_BTC: embeddings of what followed the matches.
         lengths_BT: which length matched.
     """
-    scales_BT = jnp.pad(weights["scales"], (1, 0)).astype(jnp.float32)[lengths_BT]
+    scales_L = weights["scales"].astype(jnp.float32)
+    chosen_BTL = lengths_BT[..., None] == jnp.arange(1, len(scales_L) + 1)
+    scales_BT = (chosen_BTL * scales_L).sum(-1)  # its gradient is a sum, too, and not one addition per token
     mixed_BTC = linear(embedded_BTC, weights["mix.weight"])
     return (scales_BT[..., None] * mixed_BTC.astype(jnp.float32)).astype(mixed_BTC.dtype)

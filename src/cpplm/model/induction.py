@@ -60,8 +60,11 @@ class Induction(nn.Module):
 
     def forward(self, next_embed_BTC: Tensor, lengths_BT: Tensor) -> Tensor:
         """The part of the embeddings of the next tokens that is added to the embeddings, shape BTC."""
-        scales_BT = F.pad(self.scales.to(next_embed_BTC.dtype), (1, 0))[lengths_BT]
-        return scales_BT.unsqueeze(-1) * self.mix(next_embed_BTC)
+        # A sum, no lookup: on a GPU all tokens would add to the gradient of the same few elements in turn.
+        numbers_L = torch.arange(1, len(self.scales) + 1, device=lengths_BT.device)
+        chosen_BTL = (lengths_BT.unsqueeze(-1) == numbers_L).to(next_embed_BTC.dtype)
+        scales_BT1 = (chosen_BTL * self.scales.to(next_embed_BTC.dtype)).sum(-1, keepdim=True)
+        return scales_BT1 * self.mix(next_embed_BTC)
 
 
 def match_next_token(ids_BT: Tensor, documents_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -36,11 +36,21 @@ Angles = tuple[Tensor, Tensor]
 
 def rotary_angles(positions: Tensor, head_dim: int, base: float) -> Angles:
     """Angles of positions, float32, of shape T or, where rows differ, BT."""
+    # A compiled graph would compute the cosines anew for every head of every layer.
+    compute = _rotary_operator if torch.compiler.is_compiling() else _cos_and_sin
+    return compute(positions, head_dim, base)
+
+
+def _cos_and_sin(positions: Tensor, head_dim: int, base: float) -> Angles:
     exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32) / head_dim
     angles = positions.unsqueeze(-1) * base**-exponents
     if positions.dim() == 2:
         angles = angles.unsqueeze(1)
     return angles.cos(), angles.sin()
+
+
+_rotary_operator = torch.library.custom_op("cpplm::rotary_angles", _cos_and_sin, mutates_args=())
+_rotary_operator.register_fake(_cos_and_sin)
 
 
 def rotate(x_BHTD: Tensor, angles: Angles) -> Tensor:

@@ -181,8 +181,7 @@ class MuonBucket(ParamBucket):
         owned = self._names[self.comm.local_slice(len(self._names))]
         if owned:
             updates = self._nesterov(owned, gradients)
-            for name, direction in zip(owned, self._directions(owned, updates), strict=True):
-                self._move(name, direction)
+            self._move(owned, self._directions(owned, updates))
         if self.comm.world_size > 1:
             values = torch.stack([self._value(name) for name in owned]) if owned else gradients
             self._handle = self.comm.all_gather(values, len(self._names))
@@ -197,10 +196,9 @@ class MuonBucket(ParamBucket):
     def _nesterov(self, names: list[str], gradients: Tensor) -> Tensor:
         """Take the gradients into the momentum and, in place, the momentum into the gradients."""
         beta = self.group.beta1 if self._rates.momentum is None else self._rates.momentum
-        for name, gradient in zip(names, gradients, strict=True):
-            momentum = self.state(name)["momentum"]
-            momentum.lerp_(gradient, 1 - beta)
-            gradient.lerp_(momentum, beta)
+        momenta = [self.state(name)["momentum"] for name in names]
+        torch._foreach_lerp_(momenta, gradients.unbind(), 1 - beta)
+        torch._foreach_lerp_(gradients.unbind(), momenta, beta)
         return gradients
 
     def _directions(self, owned: list[str], updates: Tensor) -> Tensor:
@@ -211,15 +209,15 @@ class MuonBucket(ParamBucket):
             stored = [self.state(name)["second_moment"] for name in owned]
             variances = torch.stack(stored)
             directions = normalize_variance(directions, variances, group.beta2)
-            for state, variance in zip(stored, variances, strict=True):
-                state.copy_(variance)
+            torch._foreach_copy_(stored, variances.unbind())
         return directions
 
-    def _move(self, name: str, direction: Tensor) -> None:
-        rows, columns = self.parameters[name].shape
+    def _move(self, names: list[str], directions: Tensor) -> None:
+        rows, columns = self.parameters[names[0]].shape
         rate = self.group.learning_rate * self._rates.learning_rate * max(1.0, rows / columns) ** 0.5
         decay = self.group.weight_decay * self._rates.weight_decay * rate
-        cautious_step_(self._value(name), direction, rate=rate, decay=decay)
+        values = tuple(self._value(name) for name in names)
+        cautious_step_(values, directions.unbind(), rate=rate, decay=decay)
 
     @override
     def state_shapes(self, name: str) -> dict[str, torch.Size]:
@@ -258,8 +256,7 @@ class ShardedMuonBucket(MuonBucket):
 
     @override
     def gather_parameters(self) -> None:
-        for name, direction in zip(self._names, self._received(), strict=True):
-            self._move(name, direction)
+        self._move(self._names, self._received())
 
     @override
     def layout(self, key: str) -> StateLayout:

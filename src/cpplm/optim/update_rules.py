@@ -66,15 +66,19 @@ def _reduced(matrices: Tensor) -> int:
     return -1 if matrices.size(-2) >= matrices.size(-1) else -2
 
 
-def cautious_step_(parameter: Tensor, direction: Tensor, *, rate: float, decay: float) -> None:
-    """Against `direction` by `rate`, and towards 0 by the share `decay` wherever both have the same sign.
+def cautious_step_(
+    parameters: tuple[Tensor, ...], directions: tuple[Tensor, ...], *, rate: float, decay: float
+) -> None:
+    """Against each direction by `rate`, and towards 0 by the share `decay` wherever both have the same sign.
 
-    Cautious weight decay (arXiv 2510.12402): decay never works against the update.
+    Cautious weight decay (arXiv 2510.12402): decay never works against the update. A GPU takes all parameters
+    at once.
     """
     if decay:
-        together = (direction * parameter).gt_(0)
-        parameter.addcmul_(parameter, together, value=-decay)
-    parameter.sub_(direction, alpha=rate)
+        together = torch._foreach_sign(torch._foreach_mul(directions, parameters))
+        torch._foreach_clamp_min_(together, 0.0)
+        torch._foreach_addcmul_(parameters, parameters, together, value=-decay)
+    torch._foreach_add_(parameters, directions, alpha=-rate)
 
 
 def adamw_(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
 
 from cpplm.core.errors import UserError
 from cpplm.model.kernels import chunked_attention as chunked_module
@@ -219,6 +220,19 @@ def test_flex_refuses_what_it_cannot() -> None:
     assert "mps" in refusal("flex", dataclasses.replace(CPU, device="mps"))
     half = dataclasses.replace(CPU, gradient=False, compiling=True, dtype=torch.float64)
     assert "float64" in refusal("flex", half)
+
+
+def test_one_query_of_grouped_heads_in_any_layout() -> None:
+    """Kernels of CUDA give time before heads."""
+    query, key, value, numbers = inputs((6, 2), 1, 12, documents=True)
+    expected = attention(query, key, value, documents_BS=numbers, backend="sdpa")
+
+    def time_before_heads(*tensors, **options):
+        mixed_BHTD = scaled_dot_product_attention(*tensors, **options)
+        return mixed_BHTD.transpose(1, 2).contiguous().transpose(1, 2)
+
+    with patch("torch.nn.functional.scaled_dot_product_attention", time_before_heads):
+        assert torch.equal(attention(query, key, value, documents_BS=numbers, backend="sdpa"), expected)
 
 
 @pytest.mark.parametrize("backend", ["flash2", "flash3"])

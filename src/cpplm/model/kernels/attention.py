@@ -165,7 +165,7 @@ def _sdpa(query_BHTD: Tensor, key_BGSD: Tensor, value_BGSD: Tensor, seen: Visibi
         query_BGRD = query_BHTD.view(query_BHTD.size(0), groups, -1, query_BHTD.size(3))
         mask = None if documents_BS is None else visible(1, num_keys, None, key_BGSD.device, documents_BS)
         mixed_BGRD = F.scaled_dot_product_attention(query_BGRD, key_BGSD, value_BGSD, attn_mask=mask)
-        return mixed_BGRD.view_as(query_BHTD)
+        return mixed_BGRD.reshape_as(query_BHTD)  # CUDA kernels give other strides
     plain = window is None and documents_BS is None
     causal = plain and num_queries == num_keys
     alone = plain and num_queries == 1  # the newest token sees everything
@@ -225,8 +225,8 @@ def _flash(
 ) -> Tensor:
     """FlashAttention 2 (Dao 2023, arXiv 2307.08691) or 3 (Shah et al. 2024, arXiv 2407.08608).
 
-    Not seen to run: no GPU was at hand. Both count keys from the last one, as we do; time is before heads.
-    Documents were refused.
+    Not seen to run: neither was installed where a GPU was. Both count keys from the last one, as we do; time
+    is before heads. Documents were refused.
     """
     mixed = library(
         query_BHTD.transpose(1, 2),

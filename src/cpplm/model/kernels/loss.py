@@ -15,9 +15,9 @@ Shapes: N rows, C width, V vocabulary with its padding.
 | liger   | CUDA             | some rows                    | float32                      |
 
 Cut cross-entropy is Wijmans et al. 2024, arXiv 2411.09009; Liger is Hsu et al. 2024, arXiv 2410.10989.
-`auto` takes chunked, and native for a softcap above 60. cce and liger run when they are asked for: they were
-written from their documentation and have not been seen to run on a GPU, so nothing says that they are faster.
-They read sizes back from the GPU, which torch.compile cannot trace: use them with --no_compile.
+`auto` takes chunked, and native for a softcap above 60. cce and liger run when they are asked for: on an H200
+they agree with float64 (2026-11-26), but nothing says that they are faster. They read sizes back from the
+GPU, which torch.compile cannot trace: use them with --no_compile.
 """
 
 from __future__ import annotations
@@ -112,10 +112,7 @@ def _mean(total: Tensor, targets_N: Tensor) -> Tensor:
 
 
 def _cce(hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, options: LossOptions) -> Tensor:
-    """Not seen to run: no GPU was at hand.
-
-    Its filter, which skips small gradients, stays off: it starves rare tokens in pretraining.
-    """
+    """Its filter, which skips small gradients, stays off: it starves rare tokens in pretraining."""
     loss: Tensor = CCE(
         hidden_NC,
         weight_VC[: options.vocab_size].to(hidden_NC.dtype),
@@ -129,7 +126,6 @@ def _cce(hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, options: LossO
 
 
 def _liger(hidden_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, options: LossOptions) -> Tensor:
-    """Not seen to run: no GPU was at hand."""
     function = LIGER(
         ignore_index=IGNORE_INDEX,
         softcap=options.softcap or None,
