@@ -75,7 +75,8 @@ def cautious_step_(
     at once.
     """
     if decay:
-        together = torch._foreach_sign(torch._foreach_mul(directions, parameters))
+        together = torch._foreach_mul(directions, parameters)
+        torch._foreach_sign_(together)
         torch._foreach_clamp_min_(together, 0.0)
         torch._foreach_addcmul_(parameters, parameters, together, value=-decay)
     torch._foreach_add_(parameters, directions, alpha=-rate)
