@@ -26,7 +26,7 @@ and backward, one thread of an AMD EPYC, torch 2.13, float32, four heads of 64, 
 | 8192   | 0.46                   | window 1024: 0.15            |
 | 16384  | 0.38                   | window 1024: 0.13            |
 
-flash2, flash3 and flex on CUDA were written from their documentation and have not been seen to run on a GPU.
+flash2 and flash3 were written from their documentation and have not been seen to run on a GPU.
 """
 
 from __future__ import annotations
