@@ -5,12 +5,12 @@
     python benchmarks/gpu.py --work WORK --dry_run          # each row, tiny, on a CPU
 
 Rows: the kernels and number formats against float64 (the tests that need a GPU), a training step with each of
-them at depth 12 and 20 (and with the preset "seed", nanochat's recipe), training in 8 and 4 bits and divided
-by FSDP2, decoding against transformers, a model packed in 4 bits against the one before, the exported model
-in vLLM where that is installed, and with `--projects` (folders of C++ projects) the time to a Llama's bits
-per byte. A row is a command with a limit of its own: one that fails, hangs or is refused costs its own row
-only. WORK/results.json and WORK/results.html have what is known so far; a row is measured once, `--only`
-measures what it names again.
+them at depth 12, with the usual ones also at depth 20 and with the preset "seed" (nanochat's recipe),
+training in 8 and 4 bits and, on several GPUs, divided by FSDP2, decoding against transformers, a model packed
+in 4 bits against the one before, the exported model in vLLM where that is installed, and with `--projects`
+(folders of C++ projects) the time to a Llama's bits per byte. A row is a command with a limit of its own: one
+that fails, hangs or is refused costs its own row only. WORK/results.json and WORK/results.html have what is
+known so far; a row is measured once, `--only` measures what it names again.
 """
 
 from __future__ import annotations

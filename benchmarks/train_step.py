@@ -70,7 +70,6 @@ Shape = tuple[int, int]
 Step = Callable[[torch.Tensor, torch.Tensor], float]
 """One optimizer step on ids and targets, BT; gives the loss."""
 
-NOT_COMPILED = ", not compiled"
 KERNELS: dict[str, dict[str, Any]] = {
     "auto": {},
     "fp8 tensorwise": {"fp8": True},
@@ -79,10 +78,10 @@ KERNELS: dict[str, dict[str, Any]] = {
     "attention flash2": {"attention": "flash2"},
     "attention flash3": {"attention": "flash3"},
     "loss native": {"kernel": "native"},
-    "loss chunked, not compiled": {"kernel": "chunked"},
-    "loss native, not compiled": {"kernel": "native"},
-    "loss cce, not compiled": {"kernel": "cce"},
-    "loss liger, not compiled": {"kernel": "liger"},
+    "loss chunked, not compiled": {"kernel": "chunked", "compiled": False},
+    "loss native, not compiled": {"kernel": "native", "compiled": False},
+    "loss cce, not compiled": {"kernel": "cce", "compiled": False},
+    "loss liger, not compiled": {"kernel": "liger", "compiled": False},
     "fp8 rowwise": {"fp8": True, "fp8_recipe": "rowwise"},
     "gradient checkpointing": {"gradient_checkpointing": True},
 }
@@ -289,9 +288,9 @@ def measure_kernel(arguments: argparse.Namespace) -> dict[str, Any]:
         head_dim=arguments.head_dim,
     )  # fmt: skip
     shape, begin = (arguments.batch_size, arguments.seq_len), time.perf_counter()
-    kernels = KernelSettings(**KERNELS[arguments.kernel])
+    chosen = {"compiled": True, **KERNELS[arguments.kernel]}
+    compiled, kernels = chosen.pop("compiled"), KernelSettings(**chosen)
     dtype = choose_dtype(arguments.precision, device)
-    compiled = not arguments.kernel.endswith(NOT_COMPILED)
     step, parameters = torch_step(config, shape, dtype, compiled=compiled, kernels=kernels)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()

@@ -5,12 +5,7 @@ import torch
 from torch import Tensor
 
 from cpplm.model.config import INDUCTION_LENGTHS
-from cpplm.model.induction import (
-    Induction,
-    match_next_token,
-    match_next_token_incremental,
-    match_places,
-)
+from cpplm.model.induction import Induction, match_next_token, match_next_token_incremental, match_places
 from cpplm.model.transformer import Transformer
 from tests.model.features import CONFIGS, random_ids, random_model
 

@@ -36,9 +36,9 @@ Angles = tuple[Tensor, Tensor]
 
 def rotary_angles(positions: Tensor, head_dim: int, base: float) -> Angles:
     """Angles of positions, float32, of shape T or, where rows differ, BT."""
-    # A compiled graph would compute the cosines anew for every head of every layer.
-    compute = _rotary_operator if torch.compiler.is_compiling() else _cos_and_sin
-    return compute(positions, head_dim, base)
+    if torch.compiler.is_compiling():
+        return _opaque_cos_and_sin(positions, head_dim, base)
+    return _cos_and_sin(positions, head_dim, base)
 
 
 def _cos_and_sin(positions: Tensor, head_dim: int, base: float) -> Angles:
@@ -49,8 +49,13 @@ def _cos_and_sin(positions: Tensor, head_dim: int, base: float) -> Angles:
     return angles.cos(), angles.sin()
 
 
-_rotary_operator = torch.library.custom_op("cpplm::rotary_angles", _cos_and_sin, mutates_args=())
-_rotary_operator.register_fake(_cos_and_sin)
+@torch.library.custom_op("cpplm::rotary_angles", mutates_args=())
+def _opaque_cos_and_sin(positions: Tensor, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
+    """Computed once, where a compiled graph would compute it for every head of every layer."""
+    return _cos_and_sin(positions, head_dim, base)
+
+
+_opaque_cos_and_sin.register_fake(_cos_and_sin)
 
 
 def rotate(x_BHTD: Tensor, angles: Angles) -> Tensor:
