@@ -179,9 +179,14 @@ def _mentioned(names: bytes) -> tuple[set[bytes], frozenset[bytes]]:
     return alone | (prefixed - accesses), frozenset(name.lstrip(b".->:") for name in accesses)
 
 
+def conditions_in(stack: tuple[Frame, ...]) -> list[Condition]:
+    """The branches of `#if`s around an item."""
+    return [frame for frame in stack if isinstance(frame, Condition)]
+
+
 def condition_names(stack: tuple[Frame, ...]) -> set[bytes]:
     """The macros that the conditions around an item ask for."""
-    lines = (line for frame in stack if isinstance(frame, Condition) for line in frame.lines)
+    lines = (line for frame in conditions_in(stack) for line in frame.lines)
     return set().union(*map(names_in, lines))
 
 

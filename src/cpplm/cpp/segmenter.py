@@ -284,13 +284,14 @@ class _Segmenter:
         match = _INLINE_MACRO.match(self.code, start)
         if match:
             return self._push(start, self._word_end(match.end() - 1))
-        if first == b";":
-            return self._skip(start, start + 1)
+        masked = _NONBLANK.search(self.lexed.names, self.mark, start)
+        if first == b";":  # `FILE_ID("main.c");` of a macro that is empty in some builds is an item
+            after = start + 1
+            return self._add(masked.start(), after, "code", ()) if masked else self._skip(start, after)
         for pattern in (_NAMESPACE, _EXTERN_C):
             match = pattern.match(self.code, start)
             if match:
                 return self._push(start, match.end())
-        masked = _NONBLANK.search(self.lexed.names, self.mark, start)
         return self._add_code(masked.start() if masked else start, start)
 
     def _add_code(self, start: int, code_start: int) -> int:

@@ -36,6 +36,8 @@ from cpplm.cpp.file_suffixes import FRAGMENT_SUFFIXES, HEADER_SUFFIXES, PART_SUF
 
 # Of headers that a build writes; the last is that of config.hin.
 TEMPLATE_ENDINGS = (".in", ".cmake", ".cmake.in", ".in.cmake", ".cmakein", ".cin", ".meson", "in")
+# Templates of headers that are not named for them: `AC_CONFIG_HEADERS([config.h:config.in])`.
+_CONFIGURATIONS = ("config", "header")
 AUTOCONF_SCRIPTS = ("configure.ac", "configure.in")
 _LONGEST_FORWARD = 10_000
 # Comments and directives.
@@ -305,7 +307,10 @@ def is_template(name: str) -> bool:
     stems = (name.removesuffix(ending) for ending in TEMPLATE_ENDINGS if name.endswith(ending))
     # config_h.in becomes config.h, and gnulib's math.in.h a math.h before the system's
     return name.endswith(".in.h") or any(
-        Path(stem).suffix.lower() in HEADER_SUFFIXES or stem.endswith("_h") for stem in stems
+        Path(stem).suffix.lower() in HEADER_SUFFIXES
+        or stem.endswith("_h")
+        or Path(stem).name in _CONFIGURATIONS
+        for stem in stems
     )
 
 

@@ -49,6 +49,7 @@ _C_WORD = re.compile(
     rb"(?:\A|_)((?:u?int\d+|s?size|pid|off|socklen|uid|gid|mode|time)_t|inline|const|volatile)\Z"
 )
 # Which autoconf always defines, with PACKAGE_NAME and so on; and gettext.
+_SWITCH = re.compile(rb"HAVE_|(?:^|_)(?:CONFIG|ENABLE|WITH|USE)_")  # 0 or 1, where it is a choice of a build
 _STRINGS = (b"PACKAGE", b"VERSION", b"GETTEXT_PACKAGE")
 # A header with the types of <stdint.h>, as by AX_CREATE_STDINT_H: GCint.h, _stdint.h.
 INTEGER_HEADER = re.compile(r"(?:(?<![a-z])|std)int(?:types)?\.h[\">]")
@@ -263,9 +264,14 @@ def have_macros(names: Iterable[bytes]) -> frozenset[bytes]:
     return frozenset(name for name in names if b"HAVE_" in name and _configured_value(name) == b"1")
 
 
+def switches(names: Iterable[bytes]) -> dict[bytes, bytes]:
+    """Those of these macros that a build sets to 0 or 1, for code with `if (CONFIG_TLS)`."""
+    return {name: _configured_value(name) or b"0" for name in names if _SWITCH.search(name)}
+
+
 def default_definition(name: bytes) -> bytes:
     """The value of a macro that is defined because a text needs it to be."""
-    return b"1" if b"HAVE_" in name else b""
+    return b"1" if _SWITCH.search(name) else b""
 
 
 def _configured_value(name: bytes) -> bytes | None:

@@ -9,14 +9,15 @@ space, not correctness.
 from __future__ import annotations
 
 import bisect
+import itertools
 import re
 import sys
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from cpplm.corpus.slicing.expansion import Expansion, Place, Rank
-from cpplm.corpus.slicing.project_index import Key
+from cpplm.corpus.slicing.expansion import Expansion, Place, Rank, Visit
+from cpplm.corpus.slicing.project_index import Key, ProjectIndex
 from cpplm.corpus.slicing.shadowing import (
     HIDDEN_KINDS,
     befriended,
@@ -25,10 +26,10 @@ from cpplm.corpus.slicing.shadowing import (
     template_parameters,
 )
 from cpplm.corpus.slicing.shortening import called_in, needs_only_declared
-from cpplm.cpp.conditions import IF_DEFINED, is_elsewhere
-from cpplm.cpp.items import Item, ItemKind, condition_names
+from cpplm.cpp.conditions import is_elsewhere
+from cpplm.cpp.items import Item, ItemKind, condition_names, conditions_in
 from cpplm.cpp.lexer import IDENTIFIER, names_in
-from cpplm.cpp.segments import Condition, Scope
+from cpplm.cpp.segments import Scope
 
 # Names that a header without includes has from the files that include it.
 _OF_HEADERS = frozenset(
@@ -36,6 +37,11 @@ _OF_HEADERS = frozenset(
     b"int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t".split()
 )
 _AFTER_ALL: Rank = sys.maxsize
+# Conditions of options alone: `#if defined A && !defined(B)`.
+_OPTION = rb"(?:!\s*+)?(?:defined\s*+)?\(?\s*+\w++\s*+\)?"
+_OPTIONS = re.compile(rb"#if(?:def)?\s++" + _OPTION + rb"(?:\s*+(?:&&|\|\|)\s*+" + _OPTION + rb")*+\s*")
+_NEGATED = re.compile(rb"!\s*(?:defined\s*)?\(?\s*\w+")
+_KEYWORDS_OF_CONDITIONS = frozenset(b"if ifdef ifndef elif else defined".split())
 _NAMED_SCOPE = re.compile(rb"(?<![:\w])(\w+)\s*::\s*\w")
 TYPE_KINDS = (ItemKind.TYPE, ItemKind.FORWARD, ItemKind.ALIAS)
 _OPEN_TYPEDEF = re.compile(rb"(?:\s|/\*.*?\*/|//[^\n]*\n)*typedef\s+(?:struct|union|enum|class)\b", re.DOTALL)
@@ -264,26 +270,53 @@ def _is_open(item: Item) -> bool:
 
 
 def hiding_options(expansion: Expansion) -> set[bytes]:
-    """The options of a build without which nothing declares a name that own text uses in any case.
+    """The options of a build without which nothing declares a name of own text, or a type of any text.
 
-    Such are macros that a lone `#ifdef` around every declaration of the name asks for.
+    Such are macros that the undecided conditions around every declaration of the name ask for: `#ifdef A`,
+    `#if defined A && !defined B`, `#if A || B`, no branch of several.
     """
     index = expansion.index
-    own = (item for visit in expansion.visits if visit.own for item in visit.file.items)
     found: set[bytes] = set()
-    for name in {
-        name for item in own if not (item.directives or _conditions_of(item)) for name in item.mentions
-    }:
-        options: set[bytes] = set()
-        for key in index.declared.find(name, expansion.by_file):
-            for visit in (expansion.visits[number] for number in expansion.by_file.get(key[0], ())):
-                lines = [line for frame in _conditions_of(visit.file.items[key[1]]) for line in frame.lines]
-                option = IF_DEFINED.fullmatch(lines[0]) if len(lines) == 1 else None
-                is_hidden = option is not None and visit.live.get(key[1], True) is not True
-                options.add(option.group(1) if option is not None and is_hidden else b"")
-        if all(each.isupper() and not is_elsewhere(each) for each in options):
-            found |= options
+    borrowed = (visit.file.named_types for visit in expansion.visits if not visit.own)
+    names = index.conditional_types.intersection(itertools.chain(*borrowed))
+    names |= {name for visit in expansion.visits if visit.own for name in _used_names(visit, index)}
+    for name in names:
+        keys = index.declared.find(name, expansion.by_file)
+        keys = [key for key in keys if index.item(key).kind != ItemKind.CALL] or keys  # those are guesses
+        options = [
+            _hiding_options(expansion.visits[number], key[1])
+            for key in keys
+            for number in expansion.by_file.get(key[0], ())
+        ]
+        if all(options):
+            found = found.union(*options)
     return found
+
+
+def _hiding_options(visit: Visit, number: int) -> Set[bytes]:
+    """The options that decide on an item of which it is unknown whether it is read; none where others do."""
+    conditions = conditions_in(visit.file.items[number].stack)
+    frames = [frame for frame in conditions if id(frame) not in visit.decided]
+    wanted = [_wanted(frame.lines[0]) if len(frame.lines) == 1 else set() for frame in frames]
+    if visit.live.get(number, True) or not all(wanted):
+        return set()
+    options = set[bytes]().union(*wanted)
+    return options if all(each.isupper() and not is_elsewhere(each) for each in options) else set()
+
+
+def _used_names(visit: Visit, index: ProjectIndex) -> Iterator[bytes]:
+    """The names in items that are read, or that only macros of the project decide on."""
+    for number, item in enumerate(visit.file.items):
+        live = visit.live.get(number, True)
+        if live is None:
+            live = condition_names(item.stack) - _KEYWORDS_OF_CONDITIONS <= index.macros.names
+        if live and not item.directives:
+            yield from item.mentions
+
+
+def _wanted(line: bytes) -> set[bytes]:
+    """The macros that have to be defined, and not 0, for a condition of nothing else."""
+    return names_in(_NEGATED.sub(b"", line)) - _KEYWORDS_OF_CONDITIONS if _OPTIONS.fullmatch(line) else set()
 
 
 def lacking_names(expansion: Expansion) -> set[bytes]:
@@ -318,7 +351,3 @@ def _names_opened(expansion: Expansion, openers: Set[bytes]) -> set[bytes]:
     names = set[bytes]().union(*map(names_in, openers))
     macros = (expansion.item(place) for name in names for place in expansion.declaring(name))
     return names.union(*(item.mentions for item in macros if item.kind == ItemKind.MACRO))
-
-
-def _conditions_of(item: Item) -> list[Condition]:
-    return [frame for frame in item.stack if isinstance(frame, Condition)]

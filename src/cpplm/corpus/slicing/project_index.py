@@ -19,12 +19,13 @@ from cpplm.corpus.ingest.discovery import (
 )
 from cpplm.corpus.slicing import build_headers
 from cpplm.corpus.slicing.autoconf import header_template
+from cpplm.corpus.slicing.build_headers import include_target
 from cpplm.corpus.slicing.declared_names import attached_to, declared_names
 from cpplm.corpus.slicing.entries import EntriesByName
 from cpplm.corpus.slicing.splicing import Splice, source_lines, splice
 from cpplm.corpus.slicing.units import TYPE_NAME
 from cpplm.cpp.file_suffixes import is_source
-from cpplm.cpp.items import FileItems, Item, ItemKind, read_items
+from cpplm.cpp.items import FileItems, Item, ItemKind, conditions_in, read_items
 from cpplm.cpp.keywords import KEYWORDS
 from cpplm.cpp.lexer import IDENTIFIER, INCLUDE_KEYWORDS, Directive, LexedSource, names_in
 from cpplm.cpp.macros import MacroTable, inner_first
@@ -72,6 +73,7 @@ class ParsedFile:
     unnamed: list[int]
     external: dict[int, bytes]
     items: list[Item]  # top-level; none where the file could not be taken apart
+    named_types: frozenset[bytes]  # types of the project that items outside of any `#if` name
     nested: dict[int, list[tuple[Directive, list[Condition]]]] = field(default_factory=dict)  # by `expansion`
 
     @property
@@ -100,6 +102,7 @@ class ProjectIndex:
     declared: EntriesByName[Key] = field(default_factory=EntriesByName)
     members: EntriesByName[tuple[bytes, Key]] = field(default_factory=EntriesByName)
     attached: EntriesByName[tuple[Key, Set[bytes]]] = field(default_factory=EntriesByName)
+    conditional_types: set[bytes] = field(default_factory=set)  # that some `#if` is around
     # Of files that were read one after the other with macros defined: those that this demanded, and refused.
     demands: dict[tuple[tuple[str, ...], frozenset[bytes]], tuple[frozenset[bytes], frozenset[bytes]]] = (
         field(default_factory=dict)
@@ -145,7 +148,7 @@ class ProjectIndex:
                 for position, item in enumerate(items)
                 if position in guards
                 or any(d.keyword not in _DEFINING or d.macro in self.deciding for d in item.directives)
-                or any(isinstance(frame, Condition) for frame in item.stack)
+                or conditions_in(item.stack)
             ]
             once = bool(parsed.lexed.guard) or b"#pragma once" in data
             unnamed = sorted(
@@ -158,8 +161,21 @@ class ProjectIndex:
                 if position not in guards and self._leads_out(name, items[position])
             }
             events = [position for position in events if position not in external]
+            unconditional = (item.mentions for item in items if not conditions_in(item.stack))
+            named_types = frozenset[bytes]().union(*unconditional) & (self.types | self.aliases)
             found = self._parsed[name] = ParsedFile(
-                name, number, source, parsed, splices, events, once, guards, unnamed, external, items
+                name,
+                number,
+                source,
+                parsed,
+                splices,
+                events,
+                once,
+                guards,
+                unnamed,
+                external,
+                items,
+                named_types,
             )
             self._register(found)
         return found
@@ -198,8 +214,12 @@ class ProjectIndex:
     def _register(self, file: ParsedFile) -> None:
         for position, item in enumerate(file.items):
             key = (file.number, position)
+            is_type = item.kind in (ItemKind.TYPE, ItemKind.ALIAS)
+            is_conditional = bool(conditions_in(item.stack))
             for name in declared_names(item, self.macros, self.types):
                 self.declared.add(name, file.number, key)
+                if is_type and is_conditional:
+                    self.conditional_types.add(name)
             if item.qualifier and item.function_name:
                 self.members.add(item.function_name, file.number, (item.qualifier, key))
             types = attached_to(item, self.types)
@@ -216,10 +236,11 @@ class ProjectIndex:
 
     @functools.cached_property
     def build_macros(self) -> Mapping[bytes, bytes]:
-        """Macros that a build defines for the code: those of build files, `INLINE`, gnulib's flags."""
+        """Macros that a build defines for code: those of build files, switches, `INLINE`, gnulib's flags."""
         inline = {} if b"INLINE" in self.macros.names else {b"INLINE": b"inline"}
         has_gnulib = any(name.endswith("/fcntl.in.h") for name in self.names)
-        return inline | (_GNULIB_FLAGS if has_gnulib else {}) | dict(self.defaults.macros)
+        switches = build_headers.switches(self.deciding - self.macros.names)
+        return switches | inline | (_GNULIB_FLAGS if has_gnulib else {}) | dict(self.defaults.macros)
 
     @functools.cached_property
     def includers(self) -> dict[str, list[str]]:
@@ -267,7 +288,7 @@ class ProjectIndex:
     def _resolve(self, name: str, argument: str) -> str | None:
         if not self.closed:
             return None
-        target = build_headers.include_target(argument)
+        target = include_target(argument)
         templates = [target + ending for ending in TEMPLATE_ENDINGS]
         if target not in build_headers.PUBLIC_HEADERS:  # of gnulib; its `math.in.h` precedes the system's
             templates.append(target.removesuffix(".h") + ".in.h")
@@ -277,12 +298,28 @@ class ProjectIndex:
             found = template
         if argument[0] == '"' and found is None:
             found = next(filter(None, (self._index.beside(name, each) for each in templates)), None)
-        if found is None and (argument[0] == '"' or target not in build_headers.SYSTEM_HEADERS):
+        is_system = target in build_headers.SYSTEM_HEADERS and target not in self._on_include_path
+        if found is None and (argument[0] == '"' or not is_system):
             found = self._index.nearest(name, target)
         found = found or next(filter(None, (self._index.nearest(name, each) for each in templates)), None)
         if found is not None and is_template(found):
             return self._built(target, found) or found
         return found or self._index.installed(target)
+
+    @functools.cached_property
+    def _on_include_path(self) -> frozenset[str]:
+        """The system headers of which the project has its own on its include path.
+
+        That is known where a file of another folder includes them in quotes.
+        """
+        return frozenset(
+            target
+            for name, arguments in self.includes.items()
+            for target in (include_target(argument) for argument in arguments if argument[0] == '"')
+            if target in build_headers.SYSTEM_HEADERS
+            and not self._index.beside(name, target)
+            and self._index.nearest(name, target)
+        )
 
     def _built(self, target: str, template: str) -> str | None:
         """The header that a build has made of a template, where the project holds one."""
@@ -367,5 +404,5 @@ def _options_of_libraries(items: Sequence[Item]) -> set[int]:
 def _is_library(directive: Directive) -> bool:
     """True for an include in angle brackets of a header that is not the system's."""
     argument = directive.argument.decode("utf-8", "replace")
-    target = build_headers.include_target(argument) if argument.startswith("<") else ""
+    target = include_target(argument) if argument.startswith("<") else ""
     return bool(re.search("[./]", target)) and target not in build_headers.SYSTEM_HEADERS

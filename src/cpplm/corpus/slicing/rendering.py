@@ -160,7 +160,7 @@ class _Writer:
         lines += [
             b"#define %b %b" % (name, of_build[name])
             for name in sorted(of_build.keys() & names)
-            if not self._is_defined(name)
+            if name not in self.expansion.defined and not self._is_defined(name)
         ]
         if lines:
             block = b"\n".join(lines) + b"\n\n"
