@@ -87,6 +87,35 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "types.h": "typedef enum { FALSE = 0, TRUE } bool;\nstruct entry { bool is_folder; };\n",
         "use.c": '#include "types.h"\nbool use(struct entry *e) { return e->is_folder; }\n',
     },
+    "names for the library's own code, in branches that its configuration decides": {
+        "custom.h": "#ifndef LIB_NO_MATH\n#define LIB_MATH\n#endif\n",
+        "math.h": '#include "custom.h"\n#ifdef LIB_MATH\nextern int lib_digits;\n#endif\n'
+        "#if !defined(TABLES) && defined(LIB_SOURCE)\n#define digits lib_digits\nint more(void);\n#endif\n",
+        "use.c": '#include "math.h"\n#ifdef LIB_MATH\nint use(void) { return digits; }\n#endif\n'
+        "int length(void);\n",
+    },
+    "a type for an option without which headers cannot be read, and options as values": {
+        "tables.h": "#if CONFIG_WIDE || CONFIG_NARROW\ntypedef struct {\n  int n;\n} table_t;\n#endif\n",
+        "coder.h": '#include "config.h"\n#include "tables.h"\nstruct coder { table_t tables[2]; };\n'
+        "#if CONFIG_FAST\nint fast(void);\n#endif\n",
+        "use.c": '#include "coder.h"\nint use(struct coder *c) { return CONFIG_FAST + c->tables[0].n; }\n',
+    },
+    "a statement of a macro that is empty in other builds": {
+        "id.h": "#ifdef NO_IDS\n#define ID(kind, text)\n#else\n"
+        "#define ID(kind, text) static const char kind[] = text\n#endif\n#define FILE_ID(x) ID(file_id, x)\n",
+        "use.c": '#include "id.h"\n\nFILE_ID("use.c");\n\nstatic int use(void);\n',
+    },
+    "a header of the system's name that the project has on its path": {
+        "lib/regex.h": "#ifndef REGEX_H\n#define REGEX_H\nstruct re_pattern_buffer { int n; };\n#endif\n",
+        "lib/match.h": "#include <regex.h>\nint match(struct re_pattern_buffer *);\n",
+        "use.c": '#include "regex.h"\n#include "match.h"\n'
+        "int use(struct re_pattern_buffer *b) { return match(b) + b->n; }\n",
+    },
+    "a template that is not named for its header": {
+        "autoconf/configure.in": "AC_CONFIG_HEADER(src/config.h:autoconf/header.in)\n",
+        "autoconf/header.in": "#undef HAVE_STDBOOL_H\n#ifdef HAVE_STDBOOL_H\n# include <stdbool.h>\n#endif\n",
+        "src/use.c": '#include "config.h"\nbool use(void) { return 1; }\n',
+    },
     "headers that meson writes": {
         "conf.h.meson": "#define LIB_WIDTH 8\n",
         "use.cc": '#include "conf.h"\nint width = LIB_WIDTH;\n',

@@ -294,11 +294,11 @@ def hiding_options(expansion: Expansion) -> set[bytes]:
 
 
 def _hiding_options(visit: Visit, number: int) -> Set[bytes]:
-    """The options that decide on an item of which it is unknown whether it is read; none where others do."""
+    """The options that decide whether a borrowed item is read; none where it is, or where others decide."""
     conditions = conditions_in(visit.file.items[number].stack)
     frames = [frame for frame in conditions if id(frame) not in visit.decided]
     wanted = [_wanted(frame.lines[0]) if len(frame.lines) == 1 else set() for frame in frames]
-    if visit.live.get(number, True) or not all(wanted):
+    if visit.own or visit.live.get(number, True) or not all(wanted):
         return set()
     options = set[bytes]().union(*wanted)
     return options if all(each.isupper() and not is_elsewhere(each) for each in options) else set()
