@@ -105,12 +105,6 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "#define ID(kind, text) static const char kind[] = text\n#endif\n#define FILE_ID(x) ID(file_id, x)\n",
         "use.c": '#include "id.h"\n\nFILE_ID("use.c");\n\nstatic int use(void);\n',
     },
-    "a header of the system's name that the project has on its path": {
-        "lib/regex.h": "#ifndef REGEX_H\n#define REGEX_H\nstruct re_pattern_buffer { int n; };\n#endif\n",
-        "lib/match.h": "#include <regex.h>\nint match(struct re_pattern_buffer *);\n",
-        "use.c": '#include "regex.h"\n#include "match.h"\n'
-        "int use(struct re_pattern_buffer *b) { return match(b) + b->n; }\n",
-    },
     "a template that is not named for its header": {
         "autoconf/configure.in": "AC_CONFIG_HEADER(src/config.h:autoconf/header.in)\n",
         "autoconf/header.in": "#undef HAVE_STDBOOL_H\n#ifdef HAVE_STDBOOL_H\n# include <stdbool.h>\n#endif\n",

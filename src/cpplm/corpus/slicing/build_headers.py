@@ -265,7 +265,7 @@ def have_macros(names: Iterable[bytes]) -> frozenset[bytes]:
 
 
 def switches(names: Iterable[bytes]) -> dict[bytes, bytes]:
-    """Those of these macros that a build sets to 0 or 1, for code with `if (CONFIG_TLS)`."""
+    """Those of these macros that a build sets to 0 or 1, by their names, with what they are on Linux."""
     return {name: _configured_value(name) or b"0" for name in names if _SWITCH.search(name)}
 
 

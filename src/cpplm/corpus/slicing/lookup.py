@@ -12,12 +12,12 @@ import bisect
 import itertools
 import re
 import sys
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cpplm.corpus.slicing.expansion import Expansion, Place, Rank, Visit
-from cpplm.corpus.slicing.project_index import Key, ProjectIndex
+from cpplm.corpus.slicing.project_index import Key
 from cpplm.corpus.slicing.shadowing import (
     HIDDEN_KINDS,
     befriended,
@@ -278,9 +278,9 @@ def hiding_options(expansion: Expansion) -> set[bytes]:
     index = expansion.index
     found: set[bytes] = set()
     borrowed = (visit.file.named_types for visit in expansion.visits if not visit.own)
-    names = index.conditional_types.intersection(itertools.chain(*borrowed))
-    names |= {name for visit in expansion.visits if visit.own for name in _used_names(visit, index)}
-    for name in names:
+    types = index.conditional_types.intersection(itertools.chain(*borrowed))
+    names = _used_names(expansion) | dict.fromkeys(types, frozenset[bytes]())
+    for name, around in names.items():
         keys = index.declared.find(name, expansion.by_file)
         keys = [key for key in keys if index.item(key).kind != ItemKind.CALL] or keys  # those are guesses
         options = [
@@ -288,8 +288,8 @@ def hiding_options(expansion: Expansion) -> set[bytes]:
             for key in keys
             for number in expansion.by_file.get(key[0], ())
         ]
-        if all(options):
-            found = found.union(*options)
+        if all(options) and around.isdisjoint(wanted := set[bytes]().union(*options)):
+            found |= wanted
     return found
 
 
@@ -304,17 +304,24 @@ def _hiding_options(visit: Visit, number: int) -> Set[bytes]:
     return options if all(each.isupper() and not is_elsewhere(each) for each in options) else set()
 
 
-def _used_names(visit: Visit, index: ProjectIndex) -> Iterator[bytes]:
-    """The names in items that are read, or that only macros of the project decide on."""
-    for number, item in enumerate(visit.file.items):
-        live = visit.live.get(number, True)
-        if live is None:
-            live = condition_names(item.stack) - _KEYWORDS_OF_CONDITIONS <= index.macros.names
-        if live and not item.directives:
-            yield from item.mentions
+def _used_names(expansion: Expansion) -> dict[bytes, Set[bytes]]:
+    """The names in own items that are read, or that only macros of the project decide on: which those are."""
+    known = expansion.index.macros.names
+    always: set[bytes] = set()
+    found: dict[bytes, Set[bytes]] = {}
+    for visit in (visit for visit in expansion.visits if visit.own):
+        for number, item in enumerate(visit.file.items):
+            live = visit.live.get(number, True)
+            if item.directives or live is False:
+                continue
+            if live:
+                always |= item.mentions
+            elif (around := condition_names(item.stack) - _KEYWORDS_OF_CONDITIONS) <= known:
+                found |= {name: found.get(name, around) | around for name in item.mentions}
+    return found | dict.fromkeys(always, frozenset[bytes]())
 
 
-def _wanted(line: bytes) -> set[bytes]:
+def _wanted(line: bytes) -> Set[bytes]:
     """The macros that have to be defined, and not 0, for a condition of nothing else."""
     return names_in(_NEGATED.sub(b"", line)) - _KEYWORDS_OF_CONDITIONS if _OPTIONS.fullmatch(line) else set()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
@@ -73,7 +73,7 @@ class ParsedFile:
     unnamed: list[int]
     external: dict[int, bytes]
     items: list[Item]  # top-level; none where the file could not be taken apart
-    named_types: frozenset[bytes]  # types of the project that items outside of any `#if` name
+    named_types: frozenset[bytes]  # of the project, by `typedef`, that items outside of any `#if` name
     nested: dict[int, list[tuple[Directive, list[Condition]]]] = field(default_factory=dict)  # by `expansion`
 
     @property
@@ -162,7 +162,7 @@ class ProjectIndex:
             }
             events = [position for position in events if position not in external]
             unconditional = (item.mentions for item in items if not conditions_in(item.stack))
-            named_types = frozenset[bytes]().union(*unconditional) & (self.types | self.aliases)
+            named_types = frozenset[bytes]().union(*unconditional) & self.aliases
             found = self._parsed[name] = ParsedFile(
                 name,
                 number,
@@ -235,12 +235,16 @@ class ProjectIndex:
         return build_headers.have_macros(self.deciding - self.macros.names)
 
     @functools.cached_property
-    def build_macros(self) -> Mapping[bytes, bytes]:
-        """Macros that a build defines for code: those of build files, switches, `INLINE`, gnulib's flags."""
+    def build_macros(self) -> dict[bytes, bytes]:
+        """Macros that a build defines for the code: those of build files, `INLINE`, gnulib's flags."""
         inline = {} if b"INLINE" in self.macros.names else {b"INLINE": b"inline"}
         has_gnulib = any(name.endswith("/fcntl.in.h") for name in self.names)
-        switches = build_headers.switches(self.deciding - self.macros.names)
-        return switches | inline | (_GNULIB_FLAGS if has_gnulib else {}) | dict(self.defaults.macros)
+        return inline | (_GNULIB_FLAGS if has_gnulib else {}) | dict(self.defaults.macros)
+
+    @functools.cached_property
+    def switches(self) -> dict[bytes, bytes]:
+        """Macros that a build sets to 0 or 1, where code has them as values (`if (CONFIG_TLS)`)."""
+        return build_headers.switches(self.deciding - self.macros.names)
 
     @functools.cached_property
     def includers(self) -> dict[str, list[str]]:
@@ -298,28 +302,12 @@ class ProjectIndex:
             found = template
         if argument[0] == '"' and found is None:
             found = next(filter(None, (self._index.beside(name, each) for each in templates)), None)
-        is_system = target in build_headers.SYSTEM_HEADERS and target not in self._on_include_path
-        if found is None and (argument[0] == '"' or not is_system):
+        if found is None and (argument[0] == '"' or target not in build_headers.SYSTEM_HEADERS):
             found = self._index.nearest(name, target)
         found = found or next(filter(None, (self._index.nearest(name, each) for each in templates)), None)
         if found is not None and is_template(found):
             return self._built(target, found) or found
         return found or self._index.installed(target)
-
-    @functools.cached_property
-    def _on_include_path(self) -> frozenset[str]:
-        """The system headers of which the project has its own on its include path.
-
-        That is known where a file of another folder includes them in quotes.
-        """
-        return frozenset(
-            target
-            for name, arguments in self.includes.items()
-            for target in (include_target(argument) for argument in arguments if argument[0] == '"')
-            if target in build_headers.SYSTEM_HEADERS
-            and not self._index.beside(name, target)
-            and self._index.nearest(name, target)
-        )
 
     def _built(self, target: str, template: str) -> str | None:
         """The header that a build has made of a template, where the project holds one."""

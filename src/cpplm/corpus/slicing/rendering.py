@@ -31,6 +31,9 @@ _TIGHT = frozenset(
 _INTEGER = re.compile(rb"\bu?int(?:8|16|32|64|ptr|max)_t\b")
 _BLANK_LINES = re.compile(rb"\n(?:[ \t]*\n){2,}")
 _TESTED = re.compile(rb"(?m)^[ \t]*#[ \t]*(?:if|ifdef|ifndef|elif|undef)\b.*$")
+_ASKED = re.compile(
+    rb"(?:\bifn?def[ \t]+|\bdefined[ \t]*\(?[ \t]*)(\w+)"
+)  # whether a macro is defined at all
 
 
 class PlacedItem(NamedTuple):
@@ -137,7 +140,9 @@ class _Writer:
     def _define(self) -> None:
         """Write before all else what a build has to define, where the text asks for it."""
         text = b"".join(self.parts)
-        of_build = self.expansion.index.build_macros
+        index = self.expansion.index
+        values = {name for name in index.switches if name in text} - set(_ASKED.findall(text))
+        of_build = index.build_macros | {name: index.switches[name] for name in values}
         mentioned = [name for name in of_build if name in text]
         code = _TESTED.sub(b"", text) if mentioned else text
         # Most names are in no text: looking for each is faster than finding all words of the text.
