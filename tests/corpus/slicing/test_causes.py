@@ -6,8 +6,8 @@ import pytest
 
 from cpplm.corpus.slicing import documents
 from cpplm.corpus.slicing.expansion import Expander
-from cpplm.corpus.slicing.shortening import Shortener
-from cpplm.cpp.items import read_items
+from cpplm.corpus.slicing.shortening import Shortener, needs_only_declared
+from cpplm.cpp.items import ItemKind, read_items
 from cpplm.cpp.macros import MacroTable
 from tests.corpus.cpp import compile_errors, documents_of, needs_gxx, one_document, write_files
 
@@ -308,6 +308,11 @@ def test_what_is_long_goes_where_nobody_names_it(tmp_path, header, own, gone):
     assert document.kind == "compilable"
     assert compile_errors(document.text) == ""
     assert gone not in document.text
+
+
+def test_what_initializers_of_members_call_is_needed():
+    text = b"struct V : One {\n  constexpr V(Op op) : One(nothing()), ops(&copy<Op>) {}\n};\n"
+    assert needs_only_declared(text, ItemKind.TYPE).keys().isdisjoint((b"nothing", b"copy"))
 
 
 def test_a_constant_that_a_macro_makes_is_no_function():

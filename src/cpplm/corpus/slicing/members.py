@@ -6,6 +6,7 @@ import re
 
 import tree_sitter
 
+_BRACE = re.compile(rb"[{}]")
 _QUALIFIED = re.compile(rb"[\w>]\s*::\s*~?\w+\s*\(")
 _TEMPLATE_PARAMETER = re.compile(rb"\b(?:typename|class)(?:\s*\.\.\.)?\s+(\w+)")
 
@@ -40,3 +41,18 @@ def body_of(node: tree_sitter.Node) -> tree_sitter.Node | None:
     while node.type == "template_declaration":
         node = node.named_children[-1]
     return node.child_by_field_name("body") if node.type == "function_definition" else None
+
+
+def members_and_bodies(text: bytes) -> tuple[bytes, bytes]:
+    """The text of a class outside the brackets in it; that inside of them and after the class."""
+    inside: list[bytes] = []
+    outside: list[bytes] = []
+    depth = position = 0
+    for match in _BRACE.finditer(text):
+        (inside if depth > 1 else outside).append(text[position : match.end()])
+        position = match.end()
+        depth += 1 if match.group() == b"{" else -1
+        if not depth:
+            break
+    inside.append(text[position:])
+    return b"".join(outside), b"".join(inside)

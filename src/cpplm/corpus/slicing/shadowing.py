@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import re
 
-from cpplm.corpus.slicing.shortening import MEMBER_END, members_and_bodies, without_comments
+from cpplm.corpus.slicing.members import members_and_bodies
+from cpplm.corpus.slicing.shortening import MEMBER_END, without_comments
 from cpplm.cpp.items import Item, ItemKind
 from cpplm.cpp.lexer import IDENTIFIER
 

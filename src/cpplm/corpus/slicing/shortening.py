@@ -18,7 +18,13 @@ from typing import Any, NamedTuple
 
 import tree_sitter
 
-from cpplm.corpus.slicing.members import body_of, calls_a_parameter, defines_member, end_of_head
+from cpplm.corpus.slicing.members import (
+    body_of,
+    calls_a_parameter,
+    defines_member,
+    end_of_head,
+    members_and_bodies,
+)
 from cpplm.cpp.doc_comments import code_end
 from cpplm.cpp.items import Item, ItemKind, condition_names, mentioned_in
 from cpplm.cpp.lexer import IDENTIFIER, lex
@@ -62,12 +68,12 @@ _COMMA = re.compile(rb"\s*,")
 _LARGE = 32  # members of a class
 _SHORT_BODY = 300  # bytes
 _LONGEST_ENUMERATION = 1_000_000  # bytes: a longer one is data, and takes minutes
+_INITIALIZERS = re.compile(rb"\)[\w\s]*+:(?!:)")  # `Table() : size(DEFAULT) {}`
 _SCOPE_OF = re.compile(rb"\b(\w+)\s*(?:<[^;{}<>]*>)?\s*::")
 # `template <...> class MACRO Name`, not a specialization.
 _FORWARD = re.compile(
     rb"\s*((?:template\s*<(?:[^<>]|<[^<>]*>)*>\s*)?(?:class|struct|union)\s+(?:[A-Z][A-Z0-9_]+\s+)?(\w+))\s*(?:final\s*)?[:{]"
 )
-_BRACE = re.compile(rb"[{}]")
 MEMBER_END = re.compile(rb"[;{}]|\b(?:public|private|protected)\s*:(?!:)")
 _ALIGNMENT = re.compile(rb"\balignas\s*\((?:[^()]|\([^()]*\))*\)")
 _TYPEDEF = re.compile(rb"\s*typedef\s+((?:struct|union)\s+\w+)\s*\{.*\}\s*(\w+)\s*;\s*", re.DOTALL)
@@ -344,21 +350,6 @@ def _droppable(code: bytes, plain: bytes) -> tuple[list[tree_sitter.Node], list[
     return [*filterfalse(defines_member, captures.get("definition", ())), *captures.get("member", ())], data
 
 
-def members_and_bodies(text: bytes) -> tuple[bytes, bytes]:
-    """The text of a class outside the brackets in it; that inside of them and after the class."""
-    inside: list[bytes] = []
-    outside: list[bytes] = []
-    depth = position = 0
-    for match in _BRACE.finditer(text):
-        (inside if depth > 1 else outside).append(text[position : match.end()])
-        position = match.end()
-        depth += 1 if match.group() == b"{" else -1
-        if not depth:
-            break
-    inside.append(text[position:])
-    return b"".join(outside), b"".join(inside)
-
-
 @functools.lru_cache(maxsize=1_024)
 def needs_only_declared(text: bytes, kind: ItemKind) -> Mapping[bytes, frozenset[bytes]]:
     """The names in an item that a declaration of a type is enough for, each with what is declared with it.
@@ -389,12 +380,14 @@ def needs_only_declared(text: bytes, kind: ItemKind) -> Mapping[bytes, frozenset
 def _part_names(part: bytes) -> tuple[list[bytes], list[bytes], bytes, list[bytes]]:
     """Of a declaration the names that only have to be declared, those through which what it declares is
     reached, and that; the names that need more."""
+    part, *initializers = _INITIALIZERS.split(part, maxsplit=1)
+    used = IDENTIFIER.findall(b"".join(initializers))
     names = IDENTIFIER.findall(part)
     function = _METHOD.search(part) if not _EXPRESSION.search(part) else None
     if function is not None and function.group(1).isupper():
         function = None  # a macro, which does whatever with its arguments
     if function is None and not _POINTER.fullmatch(part):
-        return [], [], b"", names
+        return [], [], b"", names + used
     declared = function.group(1) if function is not None else part.partition(b"=")[0].split()[-1]
     reached = IDENTIFIER.findall(part, 0, function.start()) if function is not None else names
-    return names, reached, declared.lstrip(b"*&"), _SCOPE_OF.findall(part)
+    return names, reached, declared.lstrip(b"*&"), _SCOPE_OF.findall(part) + used
