@@ -311,7 +311,7 @@ def test_what_is_long_goes_where_nobody_names_it(tmp_path, header, own, gone):
 
 
 def test_what_initializers_of_members_call_is_needed():
-    text = b"struct V : One {\n  constexpr V(Op op) : One(nothing()), ops(&copy<Op>) {}\n};\n"
+    text = b"struct Value : One {\n  constexpr Value(Op op) : One(nothing()), ops(&copy<Op>) {}\n};\n"
     assert needs_only_declared(text, ItemKind.TYPE).keys().isdisjoint((b"nothing", b"copy"))
 
 
