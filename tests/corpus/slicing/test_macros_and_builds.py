@@ -110,6 +110,13 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "autoconf/header.in": "#undef HAVE_STDBOOL_H\n#ifdef HAVE_STDBOOL_H\n# include <stdbool.h>\n#endif\n",
         "src/use.c": '#include "config.h"\nbool use(void) { return 1; }\n',
     },
+    "what a template has of the compiler's own, and headers for where the system lacks one": {
+        "config.h.in": "#ifdef WORDS_BIGENDIAN\n#define BIG\n#else\n# define @ORDER@\n#endif\n"
+        "#define LIB_DLL_VARIABLE @LIB_DLL_VARIABLE@\n",
+        "use.c": '#include "config.h"\n#include <lib/stdbool.h>\nextern LIB_DLL_VARIABLE int limit;\n'
+        "bool use(int n) { return n < limit; }\n",
+        "lib/lib.h": "int other(void);\n",
+    },
     "headers that meson writes": {
         "conf.h.meson": "#define LIB_WIDTH 8\n",
         "use.cc": '#include "conf.h"\nint width = LIB_WIDTH;\n',

@@ -24,6 +24,9 @@ SYSTEM_HEADERS = frozenset(f"{name}.h" for name in _LINUX["system_headers"].spli
 _PLACEHOLDER = re.compile(rb"@(\w+)@|\$\{(\w+)\}")
 _DEFINITION = re.compile(rb"(?m)^([ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+)(?:@\w+@|\$\{\w+\})(?=[ \t]*$)")
 _TYPEDEF = re.compile(rb"(?m)^(\s*typedef\s+)(?:@\w+@|\$\{\w+\})(?=\s+(\w+)\s*;)")
+_NAMELESS = re.compile(rb"(?m)^[ \t]*#[ \t]*define[ \t]+@\w+@.*\n")  # the name is what a build finds out
+# Which is nothing but for other systems: `extern @LIB_DLL_VARIABLE@ int n;`
+_ATTRIBUTE = re.compile(rb"(?:^|_)(?:DLL|API|EXPORT|IMPORT|ATTRIBUTE|DEPRECATED|VISIBILITY)(?:_|$)")
 _WIDTH = re.compile(rb"u?int(?:8|16|32|64)")
 _SIZES, _ARGUMENT_TYPES = (
     {name.encode(): value.encode() for name, value in _LINUX[table].items()}
@@ -248,11 +251,13 @@ def configured(template: bytes, values: Mapping[bytes, bytes] | None = None) -> 
 
     def placeholder(match: re.Match[bytes]) -> bytes:  # `#define MY_INLINE @my_inline@`
         name = match.group(1) or match.group(2)
+        if _ATTRIBUTE.search(name) and not (values or {}).get(name):
+            return b""
         word = _C_WORD.search(name.lower())
         type_ = word.group(1) if word else b"long long" if name.lower().endswith(b"_t") else b"0"
         return (values or {}).get(name) or _configured_value(name) or type_
 
-    text = _TYPEDEF.sub(placeholder_type, template)
+    text = _NAMELESS.sub(b"", _TYPEDEF.sub(placeholder_type, template))
     text = re.sub(rb"(?m)^[ \t]*(?:@(?:(SIZEOF_\w+)_CODE|\w+)@|\$\{\w+\})[ \t]*$", size, text)
     text = re.sub(rb"(?m)^[ \t]*#[ \t]*(undef|cmakedefine(?:01)?)[ \t]+(\w+)[^\n]*$", choice, text)
     text = _DEFINITION.sub(named_value, text)

@@ -14,7 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from cpplm.corpus.slicing.build_headers import INTEGER_HEADER, default_definition
+from cpplm.corpus.slicing.build_headers import (
+    INTEGER_HEADER,
+    SYSTEM_HEADERS,
+    default_definition,
+    include_target,
+)
 from cpplm.corpus.slicing.expansion import Expansion, Place, Visit
 from cpplm.corpus.slicing.shortening import without_comments
 from cpplm.cpp.items import Item, ItemKind
@@ -159,6 +164,11 @@ class _Writer:
         ]
         if any(map(INTEGER_HEADER.search, self.expansion.dropped)) and _INTEGER.search(text):
             lines.append(b"#include <stdint.h>")
+        bases = {include_target(each).rpartition("/")[2] for each in self.expansion.dropped}
+        instead = (b"#include <%b>" % base.encode() for base in sorted(bases & SYSTEM_HEADERS))
+        lines += [
+            line for line in instead if line not in text
+        ]  # `<lib/stdbool.h>` is for where there is none
         before, jpeg, _ = text.partition(b"jpeglib.h")
         if jpeg and b"stdio" not in before:  # it names FILE and leaves it to others to declare that
             lines.append(b"#include <stdio.h>")
