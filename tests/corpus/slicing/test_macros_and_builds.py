@@ -117,6 +117,12 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "bool use(int n) { return n < limit; }\n",
         "lib/lib.h": "int other(void);\n",
     },
+    "copies of the kernel's headers": {
+        "include/uapi/linux/netlink.h": "#ifndef __LINUX_NETLINK_H\n#define __LINUX_NETLINK_H\n"
+        "struct nlmsghdr { unsigned nlmsg_len; };\n#endif\n",
+        "use.c": "#include <linux/netlink.h>\n#include <linux/rtnetlink.h>\n"
+        "int use(struct nlmsghdr *h, struct rtmsg *m) { return h->nlmsg_len + m->rtm_family; }\n",
+    },
     "headers that meson writes": {
         "conf.h.meson": "#define LIB_WIDTH 8\n",
         "use.cc": '#include "conf.h"\nint width = LIB_WIDTH;\n',

@@ -117,6 +117,7 @@ class ProjectIndex:
         self.is_c = is_c_project(self.names)
         self._index = IncludeIndex(self.names)
         self._folders = build_headers.include_folders(self.names)
+        self._is_kernel = any(name.endswith("linux/init.h") for name in self.names)
 
     def read(self, name: str) -> ParsedFile:
         """A file, taken apart; its items carry its number."""
@@ -290,7 +291,8 @@ class ProjectIndex:
         return self._targets[key]
 
     def _resolve(self, name: str, argument: str) -> str | None:
-        if not self.closed:
+        is_of_kernel = argument.startswith(("<linux/", "<asm/")) and not self._is_kernel
+        if not self.closed or is_of_kernel:  # the system's headers include theirs, not a project's copies
             return None
         target = include_target(argument)
         templates = [target + ending for ending in TEMPLATE_ENDINGS]
