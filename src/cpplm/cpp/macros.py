@@ -56,9 +56,11 @@ _WELL_KNOWN: tuple[tuple[re.Pattern[bytes], Mask], ...] = (
 )  # fmt: skip
 # Longer bodies are never specifiers or namespaces; only their last character matters.
 _LONGEST_BODY = 300
-# The body of a macro that is its own argument: `int f OF((int a));` declares a function.
+# In a body the macro's only argument: `int f OF((int a));` and `LIB_API(int) f(void);` declare functions.
 _ARGUMENT = b"\x03"
 _DOUBLED = re.compile(rb"\s*\(\s*\(")
+_TYPE_ARGUMENT = re.compile(rb"\s*\(([\w\s*&:]+)\)\s*(?=[A-Za-z_])")
+_BEHIND = re.compile(rb"(?<=\))[ \t]*(([A-Z][A-Z0-9_]+)[ \t]*\([^()\n]*\))(?=[ \t]*;)")
 _CALLED = re.compile(rb"([A-Za-z_]\w*)\s*\(")
 _NAME_OR_CALL = re.compile(rb"([A-Za-z_]\w*)(\s*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))?")
 _WITH_ARGUMENTS = ("blank_call", "open", "close")
@@ -85,7 +87,7 @@ def macro_bodies(directives: Iterable[Directive]) -> dict[bytes, set[bytes]]:
     """Every `#define` of a file: name to its bodies.
 
     A body starts with "(" when the macro takes arguments (their names are dropped), with a blank when it does
-    not; one that is its only argument is _ARGUMENT; of long bodies only the last byte is kept.
+    not; _ARGUMENT stands for an only argument; of long bodies only the last byte is kept.
     """
     bodies: dict[bytes, set[bytes]] = {}
     for directive in directives:
@@ -94,8 +96,9 @@ def macro_bodies(directives: Iterable[Directive]) -> dict[bytes, set[bytes]]:
         rest = directive.argument[len(directive.macro) :]
         takes_arguments = rest.startswith(b"(")
         body = (rest[rest.find(b")") + 1 :] if takes_arguments else rest).strip()
-        if takes_arguments and body == rest[1 : rest.find(b")")].strip() and body:
-            body = _ARGUMENT
+        parameter = rest[1 : rest.find(b")")].strip() if takes_arguments else b""
+        if parameter and len(body) <= _LONGEST_BODY and parameter in body.split():
+            body = b" ".join(_ARGUMENT if word == parameter else word for word in body.split())
         if body.startswith(b"@") and (word := body.strip(b"@").lower()) in _SPECIFIERS:
             body = word  # of a template: `#define INLINE @INLINE@`
         if len(body) > _LONGEST_BODY:
@@ -204,7 +207,7 @@ def _classify(bodies: set[bytes], masks: dict[bytes, Mask], absent: frozenset[by
         return "close"
     if any(_SPECIFIERS.issuperset(body.split()) for body in bare):
         return "blank_call" if any(body.startswith(b"(") for body in bodies) else "blank"
-    return "unwrap" if b"(" + _ARGUMENT in bodies else None
+    return "unwrap" if any(set(body.split()) - _SPECIFIERS == {_ARGUMENT} for body in bare) else None
 
 
 def _expand(body: bytes, masks: dict[bytes, Mask], absent: frozenset[bytes]) -> bytes:
@@ -228,6 +231,10 @@ def mask(lexed: LexedSource, table: MacroTable) -> tuple[bytes, bytes]:
     done = 0
     kinds = {name: table.mask_of(name) for name in set(IDENTIFIER.findall(lexed.names))}
     masked = [name for name, kind in kinds.items() if kind is not None and kind != "statement"]
+    # Behind its parameters, a macro of another library: `void log(const char *text) CHECK_PRINTF(1, 2);`
+    spans += [
+        (*found.span(1), b" ") for found in _BEHIND.finditer(lexed.names) if kinds[found.group(2)] is None
+    ]
     uses = re.finditer(rb"\b(?:" + b"|".join(masked) + rb")\b", lexed.names) if masked else ()
     for found in uses:
         start, end = found.span()
@@ -258,8 +265,10 @@ def _declares(text: bytes, start: int, end: int, after: int) -> bool:
 
 
 def _wrapping(text: bytes, start: int, end: int) -> list[tuple[int, int, bytes]]:
-    """In `OF((int a))`, the macro's name and its own parentheses; nothing when its argument has none."""
-    doubled = _DOUBLED.match(text, end)
+    """In `OF((int a))` and `LIB_API(int) f`, the macro's name and its own parentheses; else nothing."""
+    doubled, typed = _DOUBLED.match(text, end), _TYPE_ARGUMENT.match(text, end)
+    if typed is not None:
+        return [(start, typed.start(1), b" "), (typed.end(1), typed.end(1) + 1, b" ")]
     if doubled is None:
         return []
     inner, outer = closing(text, doubled.end() - 1), closing(text, end)

@@ -123,6 +123,17 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "use.c": "#include <linux/netlink.h>\n#include <linux/rtnetlink.h>\n"
         "int use(struct nlmsghdr *h, struct rtmsg *m) { return h->nlmsg_len + m->rtm_family; }\n",
     },
+    "a macro of another library behind parameters, and one around a type": {
+        "lib.h": "#ifdef BUILD_DLL\n#define LIB_CALL __stdcall\n#else\n#define LIB_CALL\n#endif\n"
+        "#define LIB_API(type) extern type LIB_CALL\n#include <sys/cdefs.h>\n"
+        "#define CHECK_IT(a, b) __attribute_const__\n"
+        "void log_text(const char *text, ...) CHECK_IT(1, 2);\nLIB_API(void) lib_end(int *state);\n",
+        "use.c": '#include "lib.h"\nvoid use(int *s) { (void)(&log_text == 0); (void)(&lib_end == 0); }\n',
+    },
+    "extensions of the system's headers that a build asks for": {
+        "Makefile": "CFLAGS += -O2 -D_GNU_SOURCE\n",
+        "use.c": "#include <sys/socket.h>\nstruct message { struct ucred sender; };\n",
+    },
     "headers that meson writes": {
         "conf.h.meson": "#define LIB_WIDTH 8\n",
         "use.cc": '#include "conf.h"\nint width = LIB_WIDTH;\n',

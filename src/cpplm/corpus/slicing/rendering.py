@@ -24,6 +24,7 @@ from cpplm.corpus.slicing.expansion import Expansion, Place, Visit
 from cpplm.corpus.slicing.shortening import without_comments
 from cpplm.cpp.items import Item, ItemKind
 from cpplm.cpp.lexer import IF_KEYWORDS
+from cpplm.cpp.parser import language_of
 from cpplm.cpp.segments import Condition, Frame, Scope
 
 # Kinds that read as one block without blank lines between them.
@@ -177,6 +178,9 @@ class _Writer:
             for name in sorted(of_build.keys() & names)
             if name not in self.expansion.defined and not self._is_defined(name)
         ]
+        is_c = all(language_of(name, index.is_c) == "c" for name in self.expansion.roots)
+        if is_c and b"_GNU_SOURCE" in index.build_macros and b"_GNU_SOURCE" not in text:
+            lines.insert(0, b"#define _GNU_SOURCE")  # for the system's headers: no code names it
         if lines:
             block = b"\n".join(lines) + b"\n\n"
             self.parts.insert(self.head_parts, block)
