@@ -270,14 +270,14 @@ def _is_open(item: Item) -> bool:
 
 
 def hiding_options(expansion: Expansion) -> set[bytes]:
-    """The options of a build without which nothing declares a name of own text, or a type of any text.
+    """The options of a build without which nothing declares a name of own text, or a typedef of any text.
 
     Such are macros that the undecided conditions around every declaration of the name ask for: `#ifdef A`,
     `#if defined A && !defined B`, `#if A || B`, no branch of several.
     """
     index = expansion.index
     found: set[bytes] = set()
-    borrowed = (visit.file.named_types for visit in expansion.visits if not visit.own)
+    borrowed = (visit.file.typedefs for visit in expansion.visits if not visit.own)
     types = index.conditional_types.intersection(itertools.chain(*borrowed))
     names = _used_names(expansion) | dict.fromkeys(types, frozenset[bytes]())
     for name, around in names.items():

@@ -73,7 +73,7 @@ class ParsedFile:
     unnamed: list[int]
     external: dict[int, bytes]
     items: list[Item]  # top-level; none where the file could not be taken apart
-    named_types: frozenset[bytes]  # of the project, by `typedef`, that items outside of any `#if` name
+    typedefs: frozenset[bytes]  # of the project, that items outside of any `#if` name
     nested: dict[int, list[tuple[Directive, list[Condition]]]] = field(default_factory=dict)  # by `expansion`
 
     @property
@@ -163,20 +163,10 @@ class ProjectIndex:
             }
             events = [position for position in events if position not in external]
             unconditional = (item.mentions for item in items if not conditions_in(item.stack))
-            named_types = frozenset[bytes]().union(*unconditional) & self.aliases
+            typedefs = frozenset[bytes]().union(*unconditional) & self.aliases
             found = self._parsed[name] = ParsedFile(
-                name,
-                number,
-                source,
-                parsed,
-                splices,
-                events,
-                once,
-                guards,
-                unnamed,
-                external,
-                items,
-                named_types,
+                *(name, number, source, parsed, splices, events, once, guards, unnamed, external, items),
+                typedefs,
             )
             self._register(found)
         return found

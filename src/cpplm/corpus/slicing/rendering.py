@@ -37,9 +37,8 @@ _TIGHT = frozenset(
 _INTEGER = re.compile(rb"\bu?int(?:8|16|32|64|ptr|max)_t\b")
 _BLANK_LINES = re.compile(rb"\n(?:[ \t]*\n){2,}")
 _TESTED = re.compile(rb"(?m)^[ \t]*#[ \t]*(?:if|ifdef|ifndef|elif|undef)\b.*$")
-_ASKED = re.compile(
-    rb"(?:\bifn?def[ \t]+|\bdefined[ \t]*\(?[ \t]*)(\w+)"
-)  # whether a macro is defined at all
+# Whether a macro is defined at all.
+_ASKED = re.compile(rb"(?:\bifn?def[ \t]+|\bdefined[ \t]*\(?[ \t]*)(\w+)")
 
 
 class PlacedItem(NamedTuple):
@@ -165,11 +164,10 @@ class _Writer:
         ]
         if any(map(INTEGER_HEADER.search, self.expansion.dropped)) and _INTEGER.search(text):
             lines.append(b"#include <stdint.h>")
+        # `<lib/stdbool.h>` is for where the system has none.
         bases = {include_target(each).rpartition("/")[2] for each in self.expansion.dropped}
         instead = (b"#include <%b>" % base.encode() for base in sorted(bases & SYSTEM_HEADERS))
-        lines += [
-            line for line in instead if line not in text
-        ]  # `<lib/stdbool.h>` is for where there is none
+        lines += [line for line in instead if line not in text]
         before, jpeg, _ = text.partition(b"jpeglib.h")
         if jpeg and b"stdio" not in before:  # it names FILE and leaves it to others to declare that
             lines.append(b"#include <stdio.h>")
@@ -178,7 +176,7 @@ class _Writer:
             for name in sorted(of_build.keys() & names)
             if name not in self.expansion.defined and not self._is_defined(name)
         ]
-        is_c = all(language_of(name, index.is_c) == "c" for name in self.expansion.roots)
+        is_c = index.is_c and all(language_of(name, True) == "c" for name in self.expansion.roots)
         if is_c and b"_GNU_SOURCE" in index.build_macros and b"_GNU_SOURCE" not in text:
             lines.insert(0, b"#define _GNU_SOURCE")  # for the system's headers: no code names it
         if lines:
