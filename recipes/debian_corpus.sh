@@ -5,7 +5,7 @@
 #   recipes/debian_corpus.sh blind FOLDER     projects that it is only measured on      -> FOLDER/blind
 #   recipes/debian_corpus.sh blind2 FOLDER    and two more such sets, each looked at once, -> FOLDER/blind2
 #   recipes/debian_corpus.sh blind3 FOLDER    when the work is done                     -> FOLDER/blind3
-#   recipes/debian_corpus.sh blind4 FOLDER    (also blind5 to blind18; known: looked at all along)
+#   recipes/debian_corpus.sh blind4 FOLDER    (also blind5 to blind19; known: looked at all along)
 #   recipes/debian_corpus.sh scale FOLDER     500 MB in 34,000 files                    -> FOLDER/scale
 #   recipes/debian_corpus.sh headers FOLDER   third-party headers, also those that the projects fetched so far
 #                                             are built with                            -> FOLDER/headers; prints
@@ -45,9 +45,10 @@ BLIND13="duktape libcue libheif libpsl librdkafka libtommath libusb-1.0 libvpx l
 BLIND14="cjson hidapi libarchive libffi libieee1284 libplist libsolv libspiro libvncserver mxml twolame wcslib"
 BLIND15="advancecomp cdparanoia gifsicle jpegoptim libnice librevenge libtomcrypt libxmp mksh pv zsh"
 BLIND16="bison cpio diffutils file fluxbox gawk gnuplot patch screen tree"
-# Measured once, on 2026-11-27: the first twelve each that there are of a list of 133, in an order drawn by chance.
+# Measured once, on 2026-11-27: twelve each of a list of 133, in an order drawn by chance.
 BLIND17="exempi fasttree fftw3 grep iproute2 leptonlib libbsd libunistring nettle sane-backends stunnel4 wget"
 BLIND18="bedtools ethtool giflib libedit libnl3 libonig libunwind procps samtools smartmontools unbound xz-utils"
+BLIND19="angband assimp coreutils curl htslib http-parser m4 mafft make-dfsg sed tcl8.6 weechat"
 # Large C and C++ projects, to measure time and memory.
 SCALE="ffmpeg gdb git mesa qemu samba vim"
 # The failures of these were looked at, beside those of blind3.
@@ -88,7 +89,7 @@ fail() {
     exit 2
 }
 
-usage="usage: recipes/debian_corpus.sh dev|blind|blind2|...|blind18|known|scale|headers|large|tokenizer|measure FOLDER"
+usage="usage: recipes/debian_corpus.sh dev|blind|blind2|...|blind19|known|scale|headers|large|tokenizer|measure FOLDER"
 [ $# -eq 2 ] || fail "$usage"
 command -v apt-get >/dev/null || fail "there is no apt-get: this recipe needs Debian or Ubuntu"
 command -v dpkg-source >/dev/null || fail "there is no dpkg-source. Install it: sudo apt-get install dpkg-dev"
@@ -191,7 +192,7 @@ build() { # SET OUT [OPTION...]
 }
 
 case $1 in
-dev | blind | blind[2-9] | blind1[0-8] | known | scale)
+dev | blind | blind[2-9] | blind1[0-9] | known | scale)
     eval "packages=\$$(echo "$1" | tr '[:lower:]' '[:upper:]')"
     # shellcheck disable=SC2086,SC2154  # a list of names
     sources "$1" $packages
@@ -219,7 +220,7 @@ tokenizer)
     done
     ;;
 measure)
-    for set_name in ${SETS:-dev blind blind2 blind3 blind4 blind5 blind6 blind7 blind8 blind9 blind10 blind11 blind12 blind13 blind14 blind15 blind16 blind17 blind18}; do
+    for set_name in ${SETS:-dev blind blind2 blind3 blind4 blind5 blind6 blind7 blind8 blind9 blind10 blind11 blind12 blind13 blind14 blind15 blind16 blind17 blind18 blind19}; do
         sh "$0" "$set_name" "$folder"
         build "$set_name" "$folder/corpus-$set_name" --mode compilable
         # shellcheck disable=SC2046  # several folders
