@@ -26,7 +26,7 @@ _DEFINITION = re.compile(rb"(?m)^([ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+)(?:@\w+@|
 _TYPEDEF = re.compile(rb"(?m)^(\s*typedef\s+)(?:@\w+@|\$\{\w+\})(?=\s+(\w+)\s*;)")
 _NAMELESS = re.compile(rb"(?m)^[ \t]*#[ \t]*define[ \t]+@\w+@.*\n")  # the name is what a build finds out
 # Which is nothing but for other systems: `extern @LIB_DLL_VARIABLE@ int n;`
-_ATTRIBUTE = re.compile(rb"(?:^|_)(?:DLL|API|EXPORT|IMPORT|ATTRIBUTE|DEPRECATED|VISIBILITY)(?:_|$)")
+_ATTRIBUTE = re.compile(rb"(?:^|_)(?:(?:DLL|EXPORT|IMPORT|ATTRIBUTE|DEPRECATED|VISIBILITY)(?:_|$)|API$)")
 _WIDTH = re.compile(rb"u?int(?:8|16|32|64)")
 _SIZES, _ARGUMENT_TYPES = (
     {name.encode(): value.encode() for name, value in _LINUX[table].items()}
@@ -51,8 +51,9 @@ _HAVE_FUNCTIONS = frozenset(f"HAVE_{name}".encode() for name in _LINUX["function
 _C_WORD = re.compile(
     rb"(?:\A|_)((?:u?int\d+|s?size|pid|off|socklen|uid|gid|mode|time)_t|inline|const|volatile)\Z"
 )
+# 0 or 1, where it is a choice of a build.
+_SWITCH = re.compile(rb"HAVE_|(?:^|_)(?:CONFIG|ENABLE|WITH|USE)_")
 # Which autoconf always defines, with PACKAGE_NAME and so on; and gettext.
-_SWITCH = re.compile(rb"HAVE_|(?:^|_)(?:CONFIG|ENABLE|WITH|USE)_")  # 0 or 1, where it is a choice of a build
 _STRINGS = (b"PACKAGE", b"VERSION", b"GETTEXT_PACKAGE")
 # A header with the types of <stdint.h>, as by AX_CREATE_STDINT_H: GCint.h, _stdint.h.
 INTEGER_HEADER = re.compile(r"(?:(?<![a-z])|std)int(?:types)?\.h[\">]")
@@ -256,10 +257,9 @@ def configured(template: bytes, values: Mapping[bytes, bytes] | None = None) -> 
 
     def placeholder(match: re.Match[bytes]) -> bytes:  # `#define MY_INLINE @my_inline@`
         name = match.group(1) or match.group(2)
-        if _ATTRIBUTE.search(name) and not (values or {}).get(name):
-            return b""
         word = _C_WORD.search(name.lower())
-        type_ = word.group(1) if word else b"long long" if name.lower().endswith(b"_t") else b"0"
+        default = b"" if _ATTRIBUTE.search(name) else b"long long" if name.lower().endswith(b"_t") else b"0"
+        type_ = word.group(1) if word else default
         return (values or {}).get(name) or _configured_value(name) or type_
 
     text = _NAMELESS.sub(b"", _TYPEDEF.sub(placeholder_type, template))
