@@ -123,6 +123,11 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "use.c": "#include <linux/netlink.h>\n#include <linux/rtnetlink.h>\n"
         "int use(struct nlmsghdr *h, struct rtmsg *m) { return h->nlmsg_len + m->rtm_family; }\n",
     },
+    "the kernel's headers in the kernel": {
+        "include/linux/init.h": "int begin(void);\n",
+        "include/linux/list.h": "struct list_head { struct list_head *next; };\n",
+        "use.c": "#include <linux/list.h>\nstruct list_head *use(struct list_head *l) { return l->next; }\n",
+    },
     "a macro of another library behind parameters, and one around a type": {
         "lib.h": "#ifdef BUILD_DLL\n#define LIB_CALL __stdcall\n#else\n#define LIB_CALL\n#endif\n"
         "#define LIB_API(type) extern type LIB_CALL\n#include <sys/cdefs.h>\n"

@@ -206,10 +206,10 @@ class ProjectIndex:
         for position, item in enumerate(file.items):
             key = (file.number, position)
             is_type = item.kind in (ItemKind.TYPE, ItemKind.ALIAS)
-            is_conditional = bool(conditions_in(item.stack))
+            is_conditional_type = is_type and bool(conditions_in(item.stack))
             for name in declared_names(item, self.macros, self.types):
                 self.declared.add(name, file.number, key)
-                if is_type and is_conditional:
+                if is_conditional_type:
                     self.conditional_types.add(name)
             if item.qualifier and item.function_name:
                 self.members.add(item.function_name, file.number, (item.qualifier, key))
