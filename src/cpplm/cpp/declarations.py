@@ -28,7 +28,11 @@ _CONVERSION = re.compile(rb"(?:.*::)?\s*(\w*)(?:<.*>)?::\s*operator\s+[^()]*\(\s
 _MARKED_POINTER = re.compile(rb"\s*(?:\w+\s+)*\w+\s*\*\s*\w+\s+\w+\s*\([^{};=]*\)\s*;\s*\Z")
 _INSTANTIATION = re.compile(rb"\s*(?:extern\s+)?template\s+(?!\s*<)")
 _ENUMERATOR = re.compile(rb"[{,]\s*([A-Za-z_]\w*)")
-_NO_NAMES = (b"final", b"class", b"struct", b"union", b"enum")
+_CALL = re.compile(rb"\w*\s*\([^()]*\)")
+_NO_NAMES = frozenset(
+    b"auto char class const double enum extern final float inline int long short signed static struct "
+    b"typedef union unsigned void volatile".split()
+)
 _CONSTANT = re.compile(rb"\b(?:constexpr|consteval|auto)\b")
 
 
@@ -298,8 +302,11 @@ def _guess(item: Item, code: bytes) -> None:
         item.names = tuple([word for word in words if word not in _NO_NAMES][-1:])
         if trimmed.startswith(b"typedef"):
             item.names += tuple(IDENTIFIER.findall(trimmed, trimmed.rfind(b"}") + 1))
-        if words[:1] == [b"enum"]:
-            item.names += tuple(_ENUMERATOR.findall(code, len(code.partition(b"{")[0])))
+        if words[: words[:1].count(b"typedef") + 1][-1:] == [b"enum"]:
+            body = code[code.find(b"{") :]
+            while _CALL.search(body):  # of macros that make enumerators; or in a value
+                body = _CALL.sub(b",", body)
+            item.names += tuple(_ENUMERATOR.findall(body))
     elif re.match(rb"(?:typedef|using)\b", trimmed):
         item.kind = ItemKind.ALIAS
         item.names = tuple(

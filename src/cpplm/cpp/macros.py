@@ -20,7 +20,8 @@ from cpplm.cpp.conditions import MacroState
 from cpplm.cpp.lexer import ELSE_KEYWORDS, IDENTIFIER, ConditionalGroup, Directive, LexedSource, blank
 
 OPEN, CLOSE = b"\x01", b"\x02"
-Mask = Literal["blank", "blank_call", "open", "close", "statement", "unwrap"]
+# `blank_either`: with or without arguments.
+Mask = Literal["blank", "blank_call", "blank_either", "open", "close", "statement", "unwrap"]
 
 _SPECIFIERS = frozenset(
     b"inline constexpr consteval constinit noexcept virtual override final extern static explicit const "
@@ -52,7 +53,8 @@ _WELL_KNOWN: tuple[tuple[re.Pattern[bytes], Mask], ...] = (
      "blank"),
     # `void log(const char *text, ...) G_GNUC_PRINTF(1, 2);`
     (re.compile(rb"^(?=[A-Z0-9_]+$)\w*(?:GNUC_|PRINTF_?(?:LIKE|FORMAT|ATTR)|(?:FORMAT|ATTR|ATTRIBUTE)_PRINTF)\w*$"),
-     "blank_call"),
+     "blank_either"),
+    (re.compile(rb"^_GL_(?:ARG_NONNULL|ATTRIBUTE_\w+)$"), "blank_either"),  # gnulib's
 )  # fmt: skip
 # Longer bodies are never specifiers or namespaces; only their last character matters.
 _LONGEST_BODY = 300
@@ -63,7 +65,7 @@ _TYPE_ARGUMENT = re.compile(rb"\s*\(([\w\s*&:]+)\)\s*(?=[A-Za-z_])")
 _BEHIND = re.compile(rb"(?<=\))[ \t]*(([A-Z][A-Z0-9_]+)[ \t]*\([^()\n]*\))(?=[ \t]*;)")
 _CALLED = re.compile(rb"([A-Za-z_]\w*)\s*\(")
 _NAME_OR_CALL = re.compile(rb"([A-Za-z_]\w*)(\s*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))?")
-_WITH_ARGUMENTS = ("blank_call", "open", "close")
+_WITH_ARGUMENTS = ("blank_call", "blank_either", "open", "close")
 _DEEPEST_PASTE = 3
 Pastes = dict[bytes, frozenset[tuple[bytes, bytes]]]
 # GObject's: `G_DEFINE_TYPE(LibItem, lib_item, G_TYPE_OBJECT)` needs LibItemClass and declares lib_item_init.
@@ -206,14 +208,15 @@ def _classify(bodies: set[bytes], masks: dict[bytes, Mask], absent: frozenset[by
     if any(_CLOSES.match(body) for body in written) and all(body.startswith(b"}") for body in written):
         return "close"
     if any(_SPECIFIERS.issuperset(body.split()) for body in bare):
-        return "blank_call" if any(body.startswith(b"(") for body in bodies) else "blank"
+        with_arguments = [body.startswith(b"(") for body in bodies]
+        return "blank_call" if all(with_arguments) else "blank_either" if any(with_arguments) else "blank"
     return "unwrap" if any(set(body.split()) - _SPECIFIERS == {_ARGUMENT} for body in bare) else None
 
 
 def _expand(body: bytes, masks: dict[bytes, Mask], absent: frozenset[bytes]) -> bytes:
     """The body with the macros classified so far replaced by what they stand for."""
     words: dict[str | None, bytes] = {
-        "blank": b" ", "blank_call": b" ", "open": b" namespace x { ", "close": b" } "
+        "blank": b" ", "blank_call": b" ", "blank_either": b" ", "open": b" namespace x { ", "close": b" } "
     }  # fmt: skip
 
     def replacement(match: re.Match[bytes]) -> bytes:
@@ -244,9 +247,12 @@ def mask(lexed: LexedSource, table: MacroTable) -> tuple[bytes, bytes]:
         if kind == "unwrap":
             spans += _wrapping(lexed.names, start, end)
             continue
-        if kind in _WITH_ARGUMENTS and lexed.names[end : end + 64].lstrip().startswith(b"("):
+        is_call = lexed.names[end : end + 64].lstrip().startswith(b"(")
+        if kind == "blank_call" and not is_call:
+            continue  # the name of something else: `struct Trace` beside `#define Trace(x)`
+        if kind in _WITH_ARGUMENTS and is_call:
             after = closing(lexed.names, end)
-            if kind == "blank_call" and _declares(lexed.names, start, end, after):
+            if kind in ("blank_call", "blank_either") and _declares(lexed.names, start, end, after):
                 continue
             end = after
         marker = {"open": OPEN, "close": CLOSE}.get(kind or "", b" ")

@@ -12,15 +12,19 @@ from __future__ import annotations
 
 import bisect
 import re
+from collections.abc import Set
 
+from cpplm.cpp.item_ends import UnsoundError, bracket_end
 from cpplm.cpp.lexer import (
     ELSE_KEYWORDS,
     IDENTIFIER,
+    INCLUDE_KEYWORDS,
     ConditionalGroup,
     Directive,
     LexedSource,
     conditional_groups,
     defined_in,
+    lex,
 )
 from cpplm.cpp.macros import (
     CLOSE,
@@ -33,7 +37,6 @@ from cpplm.cpp.macros import (
     is_whole,
     mask,
 )
-from cpplm.cpp.old_style_parameters import declares_parameter
 from cpplm.cpp.segments import Condition, Frame, Scope, SegmentCategory, SegmentedFile, SourceSegment
 
 # An `#if` group of directives only is one item, unless it is longer than this: parts of it may do then.
@@ -41,26 +44,17 @@ _MOST_TOGETHER = 2_000
 _COMMENT = re.compile(rb"/\*.*?\*/|//[^\n]*", re.DOTALL)
 _LICENSE = re.compile(rb"copyright|licen[sc]e|warrant", re.IGNORECASE)
 _NONBLANK = re.compile(rb"\S")
-_BRACKET = re.compile(rb"[{}()\[\];\x02]")
 _NAMESPACE = re.compile(rb"(?:inline\s+)?namespace\b[^;{}=()]*\{")
 # Of a scope that is left for some directives only: `END_NS`, `#include <vector>`, `BEGIN_NS`.
 _REOPENED = re.compile(rb"[}\x02]\s*(?:\x01|(?:inline\s+)?namespace\b[^;{}=()]*\{)")
+# `extern "C" {` behind declarations in the same `#ifdef __cplusplus`, and its end before others.
+_LAST_OPENER = re.compile(rb'(?:\x01|extern\s*"\s*"\s*\{|(?:inline\s+)?namespace\b[^;{}=()]*\{)\s*\Z')
+_FIRST_CLOSER = re.compile(rb"\s*[}\x02]")
 _INLINE_MACRO = re.compile(rb"inline\s+\x01")
 _EXTERN_C = re.compile(rb'extern\s*"\s*"\s*\{')
 _ARGUMENTS = re.compile(rb"\s*\(")
-_CALL = re.compile(rb"([A-Za-z_]\w*)\s*\(")
-_CLASS_HEAD = re.compile(rb"\b(?:class|struct|union|enum)\b[^()=;]*\Z")
-_REQUIRES = re.compile(rb"\brequires\s*(?:\([^{}]*\))?\s*\Z")
-_DECLARATION = re.compile(
-    rb"(?:class|struct|union|enum|template|namespace|static|inline|using|typedef|extern|constexpr|explicit|const|"
-    rb"void|bool|char|int|long|short|unsigned|signed|float|double|auto|virtual|std|[A-Z][A-Z0-9_]+\s*\()\b"
-)
 # A unit of a module: the order of its parts is the language's, and what it imports is not known.
 _MODULE = re.compile(rb"^(?:export[ \t]+)?module\b[ \t]*[\w.:]*[ \t]*;", re.MULTILINE)
-
-
-class _UnsoundError(Exception):
-    """Brackets and conditionals do not nest."""
 
 
 def segment_file(lexed: LexedSource, table: MacroTable) -> SegmentedFile:
@@ -71,7 +65,7 @@ def segment_file(lexed: LexedSource, table: MacroTable) -> SegmentedFile:
     if sound:
         try:
             splitter.run()
-        except _UnsoundError:
+        except UnsoundError:
             sound = False
     head, passed = splitter.header_comment, splitter.passed
     return SegmentedFile(splitter.pieces, code, plain, head, sound, frozenset(passed))
@@ -93,6 +87,7 @@ class _Segmenter:
         self.stack: list[Frame] = []
         self.passed = set(lexed.guard_directives)  # directives that need not be kept
         self.opened: list[tuple[int, int]] = []  # for each open scope: its offset, the pieces before it
+        self.last_openers: dict[int, ConditionalGroup] = {}  # the groups that leave open what begins here
         self.mark = 0  # all before this offset belongs to something
         self.groups = {group.start: group for group in inner_first(lexed.groups)}
         self.group_starts = sorted(self.groups)
@@ -102,7 +97,7 @@ class _Segmenter:
         """Cut the whole file.
 
         Raises:
-            _UnsoundError: a closer without an opener, or the reverse.
+            UnsoundError: a closer without an opener, or the reverse.
         """
         directives = self.lexed.directives
         number = 0
@@ -120,7 +115,9 @@ class _Segmenter:
                 break
             position = max(position, self.mark)
         if self.stack:
-            raise _UnsoundError
+            raise UnsoundError
+        if self.pieces:  # of masked macros at the end: `weak_alias (a, b)`
+            self.pieces[-1].leading_names |= frozenset(IDENTIFIER.findall(self.lexed.names, self.mark))
 
     # -- pieces --------------------------------------------------------------------------------------------
 
@@ -187,7 +184,11 @@ class _Segmenter:
         return end
 
     def _push(self, start: int, end: int) -> int:
-        self.stack.append(Scope(self.data[start:end].strip()))
+        opener = self.data[start:end].strip()
+        if (group := self.last_openers.pop(start, None)) is not None:
+            opener = self.data[start : group.directives[-1].start].strip()
+            opener, end = self.stack.pop().opener + b"\n" + opener + b"\n#endif", group.end
+        self.stack.append(Scope(opener))
         self.opened.append((start, len(self.pieces)))
         return self._skip(start, end)
 
@@ -198,7 +199,7 @@ class _Segmenter:
         closer = self.data[start:end].strip()
         scope = self.stack.pop() if self.stack else None
         if not isinstance(scope, Scope) or scope.opener.startswith(b"#") != closer.startswith(b"#"):
-            raise _UnsoundError
+            raise UnsoundError
         scope.closer = closer
         opened, pieces = self.opened.pop()
         if len(self.pieces) == pieces and not closer.startswith(b"#"):
@@ -210,14 +211,14 @@ class _Segmenter:
         reopened = _REOPENED.match(self.code, start)
         inner = next((n for n in range(len(self.stack))[::-1] if isinstance(self.stack[n], Scope)), None)
         if reopened is None or inner is None:
-            raise _UnsoundError
+            raise UnsoundError
         opener = reopened.end() - 1
         self._skip(start, end)
         scope = self.stack.pop(inner)
         inside = tuple(d for d in self.lexed.directives if start <= d.start < opener)
         nested, is_whole_part = conditional_groups(inside)
         if not is_whole_part:
-            raise _UnsoundError
+            raise UnsoundError
         if nested:
             self._add(inside[0].start, inside[-1].end, "directives", inside)
         for directive in () if nested else inside:
@@ -237,7 +238,7 @@ class _Segmenter:
         if keyword in ELSE_KEYWORDS:
             condition = self.stack.pop() if self.stack else None
             if not isinstance(condition, Condition):
-                raise _UnsoundError
+                raise UnsoundError
             if keyword != b"endif":
                 self.stack.append(Condition((*condition.lines, directive.line), condition.group))
             return self._skip(directive.start, directive.end)
@@ -253,18 +254,29 @@ class _Segmenter:
         is_empty = not any(part.strip() for part in slices)
         if is_empty and (end - start < _MOST_TOGETHER or changed & asked):
             return self._add(start, end, "directives", inside)
-        for pattern, move in ((SCOPE_ONLY, self._push), (CLOSE_ONLY, self._pop)):
-            if not is_empty and all(pattern.match(part) for part in slices):
-                return move(start, end)
-        if not all(is_whole(part) for part in slices):
-            return self._add_code(start, start)
-        line = group.directives[0].line
-        if changed & asked:
+        whole = all(is_whole(part) for part in slices)
+        scopes = [] if is_empty else [(SCOPE_ONLY, self._push), (CLOSE_ONLY, self._pop)]
+        move = next((move for pattern, move in scopes if all(map(pattern.match, slices))), None)
+        holds_includes = any(directive.keyword in INCLUDE_KEYWORDS for directive in inside)
+        if holds_includes or not (whole or move):
+            after = self._open_unbalanced(group)
+            if after is not None:
+                return after
+        if move is not None:
+            return move(start, end)
+        return self._open_condition(group, changed & asked, inside) if whole else self._add_code(start, start)
+
+    def _open_condition(
+        self, group: ConditionalGroup, changed: Set[bytes], inside: tuple[Directive, ...]
+    ) -> int:
+        """A group of whole items; `changed` are the macros of its own conditions that it defines."""
+        start, line = group.start, group.directives[0].line
+        if changed:
             # `#ifndef X` around a part of a file that defines X: within one document it always holds.
             macro, condition = group.guard
-            is_guard = len(group.directives) == 2 and changed & asked == {macro}
+            is_guard = len(group.directives) == 2 and changed == {macro}
             if not is_guard or defined_in(group, macro, self.lexed.directives) is None:
-                return self._add(start, end, "region", inside)
+                return self._add(start, group.end, "region", inside)
             self.passed.add(start)
             if not condition:
                 self.passed.add(group.directives[-1].start)
@@ -273,13 +285,37 @@ class _Segmenter:
         self.stack.append(Condition((line,), start))
         return self._skip(start, group.directives[0].end)
 
+    def _open_unbalanced(self, group: ConditionalGroup) -> int | None:
+        """A group that first closes a scope of an equal condition, or opens one last, besides whole items.
+
+        None where it is none of these.
+        """
+        line = group.directives[0].line
+        (start, end), *others = group.branches()
+        closer = _FIRST_CLOSER.match(self.code, start, end)
+        opener = _LAST_OPENER.search(self.code, start, end)
+        first, last = closer.end() if closer else start, opener.start() if opener else end
+        if others or not (closer or opener) or not is_whole(self.code[first:last]):
+            return None
+        if closer:
+            scope = self.stack[-1] if self.stack else None
+            if not isinstance(scope, Scope) or [d.line for d in lex(scope.opener).directives[:1]] != [line]:
+                return None
+            scope.closer = line + b"\n" + closer.group().strip() + b"\n#endif"
+            self.stack.pop()
+            self.opened.pop()
+        if opener:
+            self.last_openers[last] = group
+        self.stack.append(Condition((line,), group.start))
+        return self._skip(group.start, first)
+
     # -- code ----------------------------------------------------------------------------------------------
 
     def _code(self, start: int) -> int:
         first = self.code[start : start + 1]
         if first in (b"}", CLOSE):
             return self._pop(start, self._word_end(start))
-        if first == OPEN:
+        if start in self.last_openers or first == OPEN:
             return self._push(start, self._word_end(start))
         match = _INLINE_MACRO.match(self.code, start)
         if match:
@@ -312,77 +348,10 @@ class _Segmenter:
 
     def _item_end(self, start: int) -> int:
         """Offset after the item that starts at `start`, never inside an `#if` group that it opened."""
-        end = self._bracket_end(start)
+        end = bracket_end(self.code, start, self.table)
         low = bisect.bisect_left(self.group_starts, start)
         while low < len(self.group_starts) and self.group_starts[low] < end:
             group_end = self.groups[self.group_starts[low]].end
             end = max(end, group_end)
             low += 1
         return end
-
-    def _bracket_end(self, start: int) -> int:
-        statement_end = self._statement_macro_end(start)
-        if statement_end is not None:
-            return statement_end
-        depth = 0
-        requires = False
-        for match in _BRACKET.finditer(self.code, start):
-            byte = match.group()
-            if byte in b"{([":
-                if depth == 0 and byte == b"{":
-                    requires = bool(_REQUIRES.search(self.code, start, match.start()))
-                depth += 1
-            elif byte == b";":
-                if depth == 0 and not declares_parameter(self.code, start, match.start()):
-                    return match.end()
-            elif depth == 0:  # the closer of the scope around the item, which has no semicolon
-                if match.start() == start:
-                    raise _UnsoundError
-                return match.start()
-            else:
-                depth -= 1
-                if depth == 0 and byte == b"}" and not requires:
-                    end = self._end_after_brace(start, match.end())
-                    if end is not None:
-                        return end
-        if depth:
-            raise _UnsoundError
-        return len(self.code.rstrip())
-
-    def _end_after_brace(self, start: int, after: int) -> int | None:
-        """The end of the item when a brace at its own level closed before `after`; None when it goes on."""
-        following = _NONBLANK.search(self.code, after)
-        if following is None:
-            return after
-        position = following.start()
-        byte = following.group()
-        head = self.code[start : self.code.index(b"{", start)]
-        if byte == b";":
-            return position + 1
-        if byte in b",=(.[{|&?:+-*/<>)" and not head.rstrip().endswith(b")"):
-            return None
-        if byte in b",{":
-            return None
-        if self.code.startswith(b"catch", position):
-            return None
-        return None if _CLASS_HEAD.search(head) and byte not in b"}" + OPEN + CLOSE else after
-
-    def _statement_macro_end(self, start: int) -> int | None:
-        """A call of a statement macro without a semicolon ends at its parenthesis."""
-        match = _CALL.match(self.code, start)
-        if not match:
-            return None
-        name = match.group(1)
-        known = self.table.mask_of(name) == "statement"
-        if not known and not name.isupper():
-            return None
-        position = closing(self.code, match.end() - 1)
-        following = _NONBLANK.search(self.code, position)
-        if following is None or following.group() in b"}" + CLOSE:
-            return position
-        if following.group() in b";{:=,(":
-            return None
-        on_new_line = b"\n" in self.code[position : following.start()]
-        if known or (on_new_line and _DECLARATION.match(self.code, following.start())):
-            return position
-        return None

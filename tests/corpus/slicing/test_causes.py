@@ -6,7 +6,8 @@ import pytest
 
 from cpplm.corpus.slicing import documents
 from cpplm.corpus.slicing.expansion import Expander
-from cpplm.corpus.slicing.shortening import Shortener, needs_only_declared
+from cpplm.corpus.slicing.incomplete_types import needs_only_declared
+from cpplm.corpus.slicing.shortening import Shortener
 from cpplm.cpp.items import ItemKind, read_items
 from cpplm.cpp.macros import MacroTable
 from tests.corpus.cpp import compile_errors, documents_of, needs_gxx, one_document, write_files

@@ -23,6 +23,8 @@ _PREFIXES = {b"CHECK_DECLS": b"HAVE_DECL_", b"CHECK_SIZEOF": b"SIZEOF_"}
 _ALWAYS = b"PACKAGE VERSION".split() + [
     b"PACKAGE_" + part for part in b"BUGREPORT NAME STRING TARNAME URL VERSION".split()
 ]
+# What its checks look for before all else (section 5.1.2).
+_INCLUDES = b"INTTYPES_H STDINT_H STDLIB_H STRINGS_H STRING_H SYS_STAT_H SYS_TYPES_H UNISTD_H".split()
 
 
 def header_template(script: bytes) -> bytes:
@@ -30,7 +32,9 @@ def header_template(script: bytes) -> bytes:
     text = _COMMENT.sub(b"", script)
     values = always_defined(script)
     lines = [b"#define _GNU_SOURCE 1"] if _EXTENSIONS.search(text) else []
-    for name in dict.fromkeys([*_ALWAYS, *_checked(text), *(name for name, _, _ in _definitions(text))]):
+    checked = list(_checked(text))
+    included = [b"HAVE_" + header for header in _INCLUDES if checked]
+    for name in dict.fromkeys([*_ALWAYS, *included, *checked, *(name for name, _, _ in _definitions(text))]):
         if re.fullmatch(rb"[A-Za-z_]\w*", name):
             lines.append(b"#define %b %b" % (name, values[name]) if name in values else b"#undef " + name)
     return b"\n".join(lines) + b"\n"

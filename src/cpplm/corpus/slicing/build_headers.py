@@ -70,6 +70,8 @@ _TEXT_MACRO = re.compile(
 # Of a command line: `-DNAME=1`; of a shell script: `add_def NAME $value`; of a text that becomes a header.
 _NUMBER_MACRO = re.compile(rb"-D([A-Z_][A-Z0-9_]+)=(\d+)\b")
 _SHELL_MACRO = re.compile(rb"(?m)^[ \t]*(?:add|config|set)_def(?:ine)?[ \t]+([A-Z_]\w+)[ \t]+(.*)$")
+# `-include $(top_builddir)/config.h`: read before each source file.
+_FORCED_INCLUDE = re.compile(r"(?m)^[^#\n]*\s-include\s+(?:\$\S*/|\./)?(\w*config\w*\.h)\b")
 # What a script adds to its template, where conditions decide on it.
 _TEMPLATE_TEXT = re.compile(
     rb"\bAH_(?:TOP|BOTTOM|VERBATIM)\s*\((?:[^()]++|\((?:[^()]++|\((?:[^()]++|\([^()]*+\))*+\))*+\))*+\)"
@@ -80,6 +82,15 @@ PUBLIC_HEADERS = SYSTEM_HEADERS.union(f"{name}.h" for name in _LINUX["library_he
 _GENERATED_CODE = re.compile(
     r"ui_\w+\.h|moc_\w+\.cpp|\w+\.moc|.*\.pb\.h|\w+_generated\.h|.*\.tab\.h(?:h|pp)?"
 )
+# What gnulib's copies of the system's headers have besides what the system's have.
+GNULIB_MACROS = {
+    b"O_BINARY": b"0",
+    b"O_TEXT": b"0",
+    b"O_SEARCH": b"O_RDONLY",
+    b"SETLOCALE_NULL_MAX": b"257",
+    b"SETLOCALE_NULL_ALL_MAX": b"3221",
+    b"_GL_ARG_NONNULL": b"__nonnull",  # of <sys/cdefs.h>, which every header of glibc includes
+}
 _INCLUDE_ROOTS = re.compile(r"include|includes|inc|src|source|sources|lib|libs|api|public|code")
 
 
@@ -146,11 +157,13 @@ class BuildDefaults:
         templates: of the headers that a build writes: the name of a header without its folder, and the
             template's in the project.
         macros: that the build defines for its code, with their values or what may stand for them.
+        forced_include: the header that the build includes before each source file, if any.
     """
 
     values: Mapping[bytes, bytes] = field(default_factory=dict)
     templates: tuple[tuple[str, str], ...] = ()
     macros: Mapping[bytes, bytes] = field(default_factory=dict)
+    forced_include: str | None = None
 
     def template_of(self, header: str, includer: str) -> str | None:
         """The template of a header by its name: the nearest to the file that includes it, else the first."""
@@ -160,7 +173,10 @@ class BuildDefaults:
     @property
     def digest(self) -> str:
         """Changes with any of them."""
-        return sha256(f"{sorted(self.values.items())}{self.templates}{sorted(self.macros.items())}".encode())
+        return sha256(
+            f"{sorted(self.values.items())}{self.templates}{sorted(self.macros.items())}"
+            f"{self.forced_include}".encode()
+        )
 
 
 def build_defaults(roots: Iterable[Path]) -> BuildDefaults:
@@ -168,6 +184,7 @@ def build_defaults(roots: Iterable[Path]) -> BuildDefaults:
     values: dict[bytes, bytes] = {}
     macros: dict[bytes, bytes] = {}
     templates: list[tuple[str, str]] = []
+    forced = None
     for root in roots:
         for path in (*sorted(root.glob("*.m4")), *sorted(root.glob("*/*.m4"))):
             with suppress(OSError):
@@ -186,13 +203,15 @@ def build_defaults(roots: Iterable[Path]) -> BuildDefaults:
                     macros = defined_by_checks(data) | macros
                 if path.name in AUTOCONF_SCRIPTS and b"GETTEXT" in data:
                     macros.setdefault(b"GETTEXT_PACKAGE", b'""')  # by macros of autoconf's libraries
-                for template, header in _configured_headers(data.decode("utf-8", "replace")):
+                text = data.decode("utf-8", "replace")
+                forced = next(iter(_FORCED_INCLUDE.findall(text)), forced)
+                for template, header in _configured_headers(text):
                     found = next(filter(Path.is_file, (path.parent / template, root / template)), path)
                     if found != path or path.name in AUTOCONF_SCRIPTS:
                         name = PurePosixPath(os.path.relpath(found, root)).as_posix()
                         templates.append((PurePosixPath(header).name, name))
     templates.sort(key=lambda each: is_foreign(each[1]))
-    return BuildDefaults(values, tuple(templates), macros)
+    return BuildDefaults(values, tuple(templates), macros, forced)
 
 
 def _defined_macros(data: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Set
+from collections.abc import Set
 
+from cpplm.corpus.slicing.enumerators import made_enumerators
 from cpplm.corpus.slicing.shadowing import template_parameters
 from cpplm.corpus.slicing.shortening import without_comments
-from cpplm.cpp.conditions import parse_define
 from cpplm.cpp.items import Item, ItemKind
 from cpplm.cpp.keywords import KEYWORDS
 from cpplm.cpp.lexer import IDENTIFIER
@@ -18,7 +18,7 @@ from cpplm.cpp.macros import MacroTable, closing
 _FOUND_BY_ARGUMENTS = (b"operator", b"intrusive_ptr_", b"hash_value", b"to_json", b"from_json", b"tag_invoke")
 _KEYWORDS = frozenset(word.encode() for word in KEYWORDS)
 _NAMED_BY_MACRO = re.compile(rb"\b(\w+)\s*\(\s*(\w+)\s*\)\s*\(")  # `int API(name)(void);`
-_ENUMERATION = re.compile(rb"\benum\b(?!\s+(?:class|struct)\b)[^;(){}]*\{")  # its names are known outside
+_STRING = re.compile(rb'"(?:[^"\\\n]|\\.)*"')
 _BEHIND_CALL = re.compile(rb"\)\s*(\w+)\s*;?\s*\Z")  # `typedef ARRAY (3) Name;`
 _OF_OLD_C = re.compile(rb"[\s}](bool)\s*;\s*\Z")  # for the parser a type of the language
 _UNQUALIFIED = re.compile(rb"(?<!::)(?<!\w)[A-Za-z_]\w*(?!\w)(?!\s*::)")
@@ -52,11 +52,13 @@ def declared_names(item: Item, macros: MacroTable, types: Set[bytes]) -> set[byt
         start = call.start() if call else len(head)
         end = closing(head, start) if call else start
         arguments = head[start : end if end > start else None]  # `CONSTANT(Tag, name, {});`
-        names.update(_UNQUALIFIED.findall(arguments.partition(b"(")[2]))
+        names.update(_UNQUALIFIED.findall(_STRING.sub(b"", arguments.partition(b"(")[2])))
         names -= _KEYWORDS
     if item.kind in (ItemKind.PROTOTYPE, ItemKind.FUNCTION):
         names.update(name for macro, name in _NAMED_BY_MACRO.findall(item.text) if macro in macros.names)
-    names.update(_made_enumerators(item))
+    if item.kind in (ItemKind.TYPE, ItemKind.VARIABLE) and b"enum" in code:
+        made = made_enumerators(item, without_comments(item.text), macros)
+        names.update(name for each in made for name in each.names)
     if code.startswith(b"typedef"):
         names.update(_BEHIND_CALL.findall(code) or _OF_OLD_C.findall(code))
     if item.qualifier and item.body_required and item.function_name:
@@ -66,23 +68,6 @@ def declared_names(item: Item, macros: MacroTable, types: Set[bytes]) -> set[byt
         names = (names - {callee}) | macros.pasted(frozenset((callee,)), head)
     names.discard(b"")
     return names
-
-
-def _made_enumerators(item: Item) -> Iterator[bytes]:
-    """The enumerators that a macro makes which is defined among them.
-
-    Such as `enum { #define E(code, text) code, E(FULL, "disk full") #undef E };` on as many lines.
-    """
-    enumeration = _ENUMERATION.search(item.text) if item.directives else None
-    if enumeration is None or item.kind not in (ItemKind.TYPE, ItemKind.VARIABLE):
-        return
-    if item.kind == ItemKind.TYPE and b"{" in item.text[: enumeration.start()]:
-        return  # they are members
-    for name, macro in (parse_define(d.argument) for d in item.directives if d.keyword == b"define"):
-        made = IDENTIFIER.match(macro.body or b"")
-        if made and macro.parameters and made.group() in macro.parameters:
-            before = macro.parameters.index(made.group())
-            yield from re.findall(rb"\b%b\s*\((?:[^,()]*,){%d}\s*(\w+)" % (name, before), item.text)
 
 
 def attached_to(item: Item, types: Set[bytes]) -> Set[bytes]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cpplm.corpus.slicing.expansion import Expander, Expansion
-from cpplm.corpus.slicing.lookup import hiding_options, lacking_names
+from cpplm.corpus.slicing.lookup import lacking_names
+from cpplm.corpus.slicing.options import hiding_options
 from cpplm.corpus.slicing.project_index import Key, ProjectIndex
 from cpplm.cpp.file_suffixes import is_source
 
@@ -30,14 +31,14 @@ def expand_unit(own: Sequence[str], index: ProjectIndex, callees: Sequence[Key] 
     if callees:
         files = dict.fromkeys(index.names[file] for file, _ in callees)
         return Expander(index, own).expand([*files, *own])
-    first = index.first_include
-    before = [first] if first is not None and first not in own and not is_source(root) else []
+    first = index.forced_include or (None if is_source(root) else index.first_include)
+    before = [first] if first is not None and first not in own else []
     expansion = Expander(index, own).expand([*before, root])
     missing = [name for name in others if index.number[name] not in expansion.by_file]
     if missing:
-        expansion = Expander(index, own).expand(missing)
+        expansion = Expander(index, own).expand([*before, *missing])
     if index.number[root] not in expansion.by_file:
-        expansion = Expander(index, own).expand([*missing, root])
+        expansion = Expander(index, own).expand([*before, *missing, root])
     options = hiding_options(expansion)
     if options:
         expansion = Expander(index, own, defined=options).expand(expansion.roots)

@@ -9,14 +9,14 @@ space, not correctness.
 from __future__ import annotations
 
 import bisect
-import itertools
 import re
 import sys
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from cpplm.corpus.slicing.expansion import Expansion, Place, Rank, Visit
+from cpplm.corpus.slicing.expansion import Expansion, Place, Rank
+from cpplm.corpus.slicing.incomplete_types import needs_only_declared
 from cpplm.corpus.slicing.project_index import Key
 from cpplm.corpus.slicing.shadowing import (
     HIDDEN_KINDS,
@@ -25,9 +25,8 @@ from cpplm.corpus.slicing.shadowing import (
     qualified_names,
     template_parameters,
 )
-from cpplm.corpus.slicing.shortening import called_in, needs_only_declared
-from cpplm.cpp.conditions import is_elsewhere
-from cpplm.cpp.items import Item, ItemKind, condition_names, conditions_in
+from cpplm.corpus.slicing.shortening import called_in
+from cpplm.cpp.items import Item, ItemKind, condition_names
 from cpplm.cpp.lexer import IDENTIFIER, names_in
 from cpplm.cpp.segments import Scope
 
@@ -37,11 +36,6 @@ _OF_HEADERS = frozenset(
     b"int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t".split()
 )
 _AFTER_ALL: Rank = sys.maxsize
-# Conditions of options alone: `#if defined A && !defined(B)`.
-_OPTION = rb"(?:!\s*+)?(?:defined\s*+)?\(?\s*+\w++\s*+\)?"
-_OPTIONS = re.compile(rb"#if(?:def)?\s++" + _OPTION + rb"(?:\s*+(?:&&|\|\|)\s*+" + _OPTION + rb")*+\s*")
-_NEGATED = re.compile(rb"!\s*(?:defined\s*)?\(?\s*\w+")
-_KEYWORDS_OF_CONDITIONS = frozenset(b"if ifdef ifndef elif else defined".split())
 _NAMED_SCOPE = re.compile(rb"(?<![:\w])(\w+)\s*::\s*\w")
 TYPE_KINDS = (ItemKind.TYPE, ItemKind.FORWARD, ItemKind.ALIAS)
 _OPEN_TYPEDEF = re.compile(rb"(?:\s|/\*.*?\*/|//[^\n]*\n)*typedef\s+(?:struct|union|enum|class)\b", re.DOTALL)
@@ -267,63 +261,6 @@ def _is_open(item: Item) -> bool:
         or (item.kind == ItemKind.ALIAS and bool(_OPEN_TYPEDEF.match(item.text)))
         or (item.kind == ItemKind.PROTOTYPE and b"constexpr" in item.text)
     )
-
-
-def hiding_options(expansion: Expansion) -> set[bytes]:
-    """The options of a build without which nothing declares a name of own text, or a typedef of any text.
-
-    Such are macros that the undecided conditions around every declaration of the name ask for: `#ifdef A`,
-    `#if defined A && !defined B`, `#if A || B`, no branch of several.
-    """
-    index = expansion.index
-    found: set[bytes] = set()
-    borrowed = (visit.file.typedefs for visit in expansion.visits if not visit.own)
-    types = index.conditional_types.intersection(itertools.chain(*borrowed))
-    names = _used_names(expansion) | dict.fromkeys(types, frozenset[bytes]())
-    for name, around in names.items():
-        keys = index.declared.find(name, expansion.by_file)
-        keys = [key for key in keys if index.item(key).kind != ItemKind.CALL] or keys  # those are guesses
-        options = [
-            _hiding_options(expansion.visits[number], key[1])
-            for key in keys
-            for number in expansion.by_file.get(key[0], ())
-        ]
-        if all(options) and around.isdisjoint(wanted := set[bytes]().union(*options)):
-            found |= wanted
-    return found
-
-
-def _hiding_options(visit: Visit, number: int) -> Set[bytes]:
-    """The options that decide whether a borrowed item is read; none where it is, or where others decide."""
-    conditions = conditions_in(visit.file.items[number].stack)
-    frames = [frame for frame in conditions if id(frame) not in visit.decided]
-    wanted = [_wanted(frame.lines[0]) if len(frame.lines) == 1 else set() for frame in frames]
-    if visit.own or visit.live.get(number, True) or not all(wanted):
-        return set()
-    options = set[bytes]().union(*wanted)
-    return options if all(each.isupper() and not is_elsewhere(each) for each in options) else set()
-
-
-def _used_names(expansion: Expansion) -> dict[bytes, Set[bytes]]:
-    """The names in own items that are read, or that only macros of the project decide on: which those are."""
-    known = expansion.index.macros.names
-    always: set[bytes] = set()
-    found: dict[bytes, Set[bytes]] = {}
-    for visit in (visit for visit in expansion.visits if visit.own):
-        for number, item in enumerate(visit.file.items):
-            live = visit.live.get(number, True)
-            if item.directives or live is False:
-                continue
-            if live:
-                always |= item.mentions
-            elif (around := condition_names(item.stack) - _KEYWORDS_OF_CONDITIONS) <= known:
-                found |= {name: found.get(name, around) | around for name in item.mentions}
-    return found | dict.fromkeys(always, frozenset[bytes]())
-
-
-def _wanted(line: bytes) -> Set[bytes]:
-    """The macros that have to be defined, and not 0, for a condition of nothing else."""
-    return names_in(_NEGATED.sub(b"", line)) - _KEYWORDS_OF_CONDITIONS if _OPTIONS.fullmatch(line) else set()
 
 
 def lacking_names(expansion: Expansion) -> set[bytes]:

@@ -44,7 +44,6 @@ _BEFORE_BRACKET = re.compile(rb"\b(\w+)\s*\(")
 _FUNCTION_HEAD = re.compile(rb"(?m)^[A-Za-z_][^\n;{}()#]*?\b(\w+)[ \t]*\(")
 _FEW_SOURCES = 3
 # Of gnulib's <fcntl.h>, which is read as the system's.
-_GNULIB_FLAGS = {b"O_BINARY": b"0", b"O_TEXT": b"0", b"O_SEARCH": b"O_RDONLY"}
 Key = tuple[int, int]  # number of a file in its project, number of an item in the file
 
 
@@ -227,10 +226,10 @@ class ProjectIndex:
 
     @functools.cached_property
     def build_macros(self) -> dict[bytes, bytes]:
-        """Macros that a build defines for the code: those of build files, `INLINE`, gnulib's flags."""
+        """Macros that a build defines for the code: those of build files, `INLINE`, gnulib's."""
         inline = {} if b"INLINE" in self.macros.names else {b"INLINE": b"inline"}
         has_gnulib = any(name.endswith("/fcntl.in.h") for name in self.names)
-        return inline | (_GNULIB_FLAGS if has_gnulib else {}) | dict(self.defaults.macros)
+        return inline | (build_headers.GNULIB_MACROS if has_gnulib else {}) | dict(self.defaults.macros)
 
     @functools.cached_property
     def switches(self) -> dict[bytes, bytes]:
@@ -258,6 +257,12 @@ class ProjectIndex:
         ]
         (target, count), *_ = Counter(firsts).most_common(1) or [(None, 0)]
         return target if count > max(len(firsts) // 2, _FEW_SOURCES) else None
+
+    @functools.cached_property
+    def forced_include(self) -> str | None:
+        """The file that the build includes before each source file, if any."""
+        forced = self.defaults.forced_include
+        return self.resolve(next(iter(self.names), ""), f'"{forced}"') if forced else None
 
     @functools.cached_property
     def defining(self) -> dict[bytes, list[str]]:

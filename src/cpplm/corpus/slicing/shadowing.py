@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import re
 
+from cpplm.corpus.slicing.incomplete_types import MEMBER_END
 from cpplm.corpus.slicing.members import members_and_bodies
-from cpplm.corpus.slicing.shortening import MEMBER_END, without_comments
+from cpplm.corpus.slicing.shortening import without_comments
 from cpplm.cpp.items import Item, ItemKind
 from cpplm.cpp.lexer import IDENTIFIER
 

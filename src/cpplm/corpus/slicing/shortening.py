@@ -9,8 +9,7 @@ from __future__ import annotations
 import bisect
 import functools
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import filterfalse, pairwise
@@ -18,12 +17,12 @@ from typing import Any, NamedTuple
 
 import tree_sitter
 
+from cpplm.corpus.slicing.enumerators import made_enumerators
 from cpplm.corpus.slicing.members import (
     body_of,
     calls_a_parameter,
     defines_member,
     end_of_head,
-    members_and_bodies,
 )
 from cpplm.cpp.doc_comments import code_end
 from cpplm.cpp.items import Item, ItemKind, condition_names, mentioned_in
@@ -56,25 +55,14 @@ CALLED_UNNAMED = frozenset(
     b"value_type difference_type pointer reference iterator_category iterator const_iterator size_type "
     b"const_reference key_type is_transparent result_type argument_type char_type traits_type".split()
 )
-_EXPRESSION = re.compile(
-    rb"=(?!\s*(?:0|default|delete)\s*;?\s*\Z)|\b(?:decltype|noexcept\s*\(|sizeof|requires|enable_if\w*|using|typedef|friend)\b"
-)
-# A data member that is a pointer or a reference: `const T* a = nullptr`.
-_POINTER = re.compile(
-    rb"\s*(?:(?:const|mutable|struct|class)\s+)*[\w:]+\s*(?:const\s*)?[*&]+\s*(?:const\s+)?\w+\s*"
-    rb"(?:=\s*(?:nullptr|NULL|0)\s*)?"
-)
 _COMMA = re.compile(rb"\s*,")
 _LARGE = 32  # members of a class
 _SHORT_BODY = 300  # bytes
 _LONGEST_ENUMERATION = 1_000_000  # bytes: a longer one is data, and takes minutes
-_INITIALIZERS = re.compile(rb"\)[\w\s]*+:(?!:)")  # `Table() : size(DEFAULT) {}`
-_SCOPE_OF = re.compile(rb"\b(\w+)\s*(?:<[^;{}<>]*>)?\s*::")
 # `template <...> class MACRO Name`, not a specialization.
 _FORWARD = re.compile(
     rb"\s*((?:template\s*<(?:[^<>]|<[^<>]*>)*>\s*)?(?:class|struct|union)\s+(?:[A-Z][A-Z0-9_]+\s+)?(\w+))\s*(?:final\s*)?[:{]"
 )
-MEMBER_END = re.compile(rb"[;{}]|\b(?:public|private|protected)\s*:(?!:)")
 _ALIGNMENT = re.compile(rb"\balignas\s*\((?:[^()]|\([^()]*\))*\)")
 _TYPEDEF = re.compile(rb"\s*typedef\s+((?:struct|union)\s+\w+)\s*\{.*\}\s*(\w+)\s*;\s*", re.DOTALL)
 _CONVERSION = re.compile(rb"::\s*operator\b")
@@ -85,6 +73,7 @@ _OTHER = re.compile(
     rb"[^(]*\((?:\w|\s|::)*\*[^()]*\)\s*\(|(?!\s*template\b|[^(]*\boperator\b)[^(]*=|[^;{(]*\benum\b[^;{(]*\{"
 )
 _METHOD = re.compile(rb"(~?[A-Za-z_]\w*)\s*\(")
+_FUNCTION_POINTER = re.compile(rb"[\w\s*]*\(\s*(?:\w+\s+)?\*\s*(\w+)\s*\)\s*\(")
 _NO_AGGREGATE = re.compile(rb"\b(?:private|protected|virtual)\b")
 _DATA = re.compile(rb"(?:\A\s*using\s+(?=\w)|\b(?=\w+\s*(?:\[[^]]*\]\s*)*(?:[={][^;]*)?;\s*\Z))(\w+)")
 
@@ -281,11 +270,14 @@ def _outline(item: Item, macros: MacroTable, *, bare: bool) -> _Outline:
     )
     if item.kind not in (ItemKind.TYPE, ItemKind.FUNCTION) or is_method or not (bare or b"(" in text):
         return _Outline(text, names=frozenset(IDENTIFIER.findall(text)))
+    if bare and item.kind == ItemKind.TYPE and (outline := _enumeration(item, text, macros)):
+        return outline
     lexed = lex(text)
-    directives, ends = [each.start for each in lexed.directives], [each.end for each in lexed.directives]
+    directives, ends = [each.start for each in lexed.directives], [0, *(d.end for d in lexed.directives)]
     code, plain = mask(lexed, macros)
     functions, data = _droppable(code, plain)
     unnamed = set(data if bare else ())
+    functions = [node for node in functions if node not in unnamed]
     kept: list[bytes] = []
     members: list[_Member] = []
     position = size = 0
@@ -300,10 +292,10 @@ def _outline(item: Item, macros: MacroTable, *, bare: bool) -> _Outline:
         if node.parent is not None and node.parent.type == "friend_declaration":
             continue  # found by its arguments only, so it has to stay what it is
         head = _ALIGNMENT.sub(b"", code[start:head_end])
-        pattern = IDENTIFIER if node.type == "enumerator" else _DATA if node in unnamed else _METHOD
-        found = pattern.search(head)
-        declarator = head.partition(b"=")[0] if node in unnamed else head
-        is_other = (found is None and b"(" not in head) or _OTHER.match(declarator) is not None
+        found = _declared(node, head, is_data=node in unnamed)
+        is_other = found is None and b"(" not in head
+        if found is None or found.re is not _FUNCTION_POINTER:
+            is_other |= _OTHER.match(head.partition(b"=")[0] if node in unnamed else head) is not None
         # What is as short may be asked for its value by the compiler: `T data[words_in(n)]`.
         is_short = body is not None and body.end_byte - body.start_byte < _SHORT_BODY
         kept_heads = _KEPT_BARE if bare and not is_short else _KEPT
@@ -311,32 +303,59 @@ def _outline(item: Item, macros: MacroTable, *, bare: bool) -> _Outline:
             continue
         if body is not None and calls_a_parameter(code[:start], head, code[body.start_byte : body.end_byte]):
             continue
-        name = found.group(pattern.groups).lstrip(b"~") if found else b""
+        name = found.group(found.re.groups).lstrip(b"~") if found else b""
         if body is not None:
             head_end = end_of_head(body)
-        last = bisect.bisect(directives, start)
-        floor = ends[last - 1] if last else 0
+        floor = ends[bisect.bisect(directives, start)]
         before = code_end(plain, start, floor)
         start = max(position, before)  # with the macros before it that are masked
         start += len(text[start : node.start_byte]) - len(text[start : node.start_byte].lstrip())
-        kept.append(text[position:start])
-        size += len(kept[-1])
+        size += start - position
         short = text[start:head_end].rstrip() + (b";" if body is not None else b"")
         is_member = item.kind == ItemKind.TYPE and name and not _OPERATOR.search(head)
         if is_member and (before == floor or plain.endswith(_MEMBER_STARTS, floor, before)):
-            members.append(_Member(size, size + len(short), name, frozenset(IDENTIFIER.findall(short))))
-        kept.append(short)
+            members.append(_Member(size, size + len(short), name, _names(short, macros)))
+        kept += [text[position:start], short]
         size += len(short)
         position = end
     short = b"".join([*kept, text[position:]])
-    others = frozenset(IDENTIFIER.findall(_without(short, [(start, end) for start, end, _, _ in members])))
+    others = _names(_without(short, [(start, end) for start, end, _, _ in members]), macros)
     return _Outline(short, tuple(members), others, frozenset(member.name for member in members))
+
+
+def _names(text: bytes, macros: MacroTable) -> frozenset[bytes]:
+    """The identifiers in a text, and those that macros make of them."""
+    names = frozenset(IDENTIFIER.findall(text))
+    return names | macros.pasted(names, text)
+
+
+def _declared(node: tree_sitter.Node, head: bytes, *, is_data: bool) -> re.Match[bytes] | None:
+    """The name that a function, a member or an enumerator declares, in its last group."""
+    if is_data and (pointer := _FUNCTION_POINTER.match(head)):
+        return pointer
+    return (IDENTIFIER if node.type == "enumerator" else _DATA if is_data else _METHOD).search(head)
+
+
+def _enumeration(item: Item, text: bytes, macros: MacroTable) -> _Outline | None:
+    """An enumeration of which the calls that make enumerators may be left out, but the first."""
+    made = list(made_enumerators(item, text, macros))[1:] if b"enum" in text else []
+    members = tuple(
+        _Member(start, end, names[0], frozenset(IDENTIFIER.findall(text, start, end)))
+        for names, start, end in made
+        if len(names) == 1
+    )
+    if not members:
+        return None
+    others = frozenset(IDENTIFIER.findall(_without(text, [(each.start, each.end) for each in members])))
+    return _Outline(text, members, others, frozenset(each.name for each in members))
 
 
 def _droppable(code: bytes, plain: bytes) -> tuple[list[tree_sitter.Node], list[tree_sitter.Node]]:
     """The functions in an item, and the data members and enumerators that may be left out of it."""
     captures = tree_sitter.QueryCursor(_FUNCTIONS).captures(_CPP.parse(plain))
+    functions = [*filterfalse(defines_member, captures.get("definition", ())), *captures.get("member", ())]
     data = captures.get("data", [])
+    data += [each for each in functions if _FUNCTION_POINTER.match(each.text or b"")]
     # Not of what may be an aggregate, whose initialisers name no member: large ones rarely are.
     if len(data) < _LARGE and not _NO_AGGREGATE.search(code):
         data = []
@@ -347,47 +366,4 @@ def _droppable(code: bytes, plain: bytes) -> tuple[list[tree_sitter.Node], list[
         and not node.parent.has_error
         and not plain.endswith(b"{", 0, code_end(plain, node.start_byte))
     ]
-    return [*filterfalse(defines_member, captures.get("definition", ())), *captures.get("member", ())], data
-
-
-@functools.lru_cache(maxsize=1_024)
-def needs_only_declared(text: bytes, kind: ItemKind) -> Mapping[bytes, frozenset[bytes]]:
-    """The names in an item that a declaration of a type is enough for, each with what is declared with it.
-
-    In declarations of functions: the types of parameters and results; in classes the types that members point
-    to. Not what a member is taken of (`A::b`), nor what default arguments and expressions mention.
-    """
-    weak: dict[bytes, set[bytes]] = defaultdict(set)
-    strong: set[bytes] = set()
-    if kind == ItemKind.PROTOTYPE:
-        parts = [text]
-    elif kind == ItemKind.TYPE:
-        members, bodies = members_and_bodies(text)
-        parts = MEMBER_END.split(members)
-        strong.update(IDENTIFIER.findall(bodies))
-    else:
-        return {}
-    for names, reached, declared, needed in map(_part_names, parts):
-        strong.update(needed)
-        for name in names:
-            weak[name]  # parameters are not reached through the function
-        for name in reached:
-            weak[name].add(declared)
-    return {name: frozenset(declared) for name, declared in weak.items() if name not in strong}
-
-
-@functools.lru_cache(maxsize=8_192)
-def _part_names(part: bytes) -> tuple[list[bytes], list[bytes], bytes, list[bytes]]:
-    """Of a declaration the names that only have to be declared, those through which what it declares is
-    reached, and that; the names that need more."""
-    part, *initializers = _INITIALIZERS.split(part, maxsplit=1)
-    used = IDENTIFIER.findall(b"".join(initializers))
-    names = IDENTIFIER.findall(part)
-    function = _METHOD.search(part) if not _EXPRESSION.search(part) else None
-    if function is not None and function.group(1).isupper():
-        function = None  # a macro, which does whatever with its arguments
-    if function is None and not _POINTER.fullmatch(part):
-        return [], [], b"", names + used
-    declared = function.group(1) if function is not None else part.partition(b"=")[0].split()[-1]
-    reached = IDENTIFIER.findall(part, 0, function.start()) if function is not None else names
-    return names, reached, declared.lstrip(b"*&"), _SCOPE_OF.findall(part) + used
+    return functions, data

@@ -1,0 +1,68 @@
+"""Names in borrowed declarations that a declaration of a type is enough for, so that its members may go."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+
+from cpplm.corpus.slicing.members import members_and_bodies
+from cpplm.cpp.items import ItemKind
+from cpplm.cpp.lexer import IDENTIFIER
+
+_EXPRESSION = re.compile(
+    rb"=(?!\s*(?:0|default|delete)\s*;?\s*\Z)|\b(?:decltype|noexcept\s*\(|sizeof|requires|enable_if\w*|using|typedef|friend)\b"
+)
+# A data member that is a pointer or a reference: `const T* a = nullptr`.
+_POINTER = re.compile(
+    rb"\s*(?:(?:const|mutable|struct|class)\s+)*[\w:]+\s*(?:const\s*)?[*&]+\s*(?:const\s+)?\w+\s*"
+    rb"(?:=\s*(?:nullptr|NULL|0)\s*)?"
+)
+_INITIALIZERS = re.compile(rb"\)[\w\s]*+:(?!:)")  # `Table() : size(DEFAULT) {}`
+_SCOPE_OF = re.compile(rb"\b(\w+)\s*(?:<[^;{}<>]*>)?\s*::")
+MEMBER_END = re.compile(rb"[;{}]|\b(?:public|private|protected)\s*:(?!:)")
+_METHOD = re.compile(rb"(~?[A-Za-z_]\w*)\s*\(")
+
+
+@functools.lru_cache(maxsize=1_024)
+def needs_only_declared(text: bytes, kind: ItemKind) -> Mapping[bytes, frozenset[bytes]]:
+    """The names in an item that a declaration of a type is enough for, each with what is declared with it.
+
+    In declarations of functions: the types of parameters and results; in classes the types that members point
+    to. Not what a member is taken of (`A::b`), nor what default arguments and expressions mention.
+    """
+    weak: dict[bytes, set[bytes]] = defaultdict(set)
+    strong: set[bytes] = set()
+    if kind == ItemKind.PROTOTYPE:
+        parts = [text]
+    elif kind == ItemKind.TYPE:
+        members, bodies = members_and_bodies(text)
+        parts = MEMBER_END.split(members)
+        strong.update(IDENTIFIER.findall(bodies))
+    else:
+        return {}
+    for names, reached, declared, needed in map(_part_names, parts):
+        strong.update(needed)
+        for name in names:
+            weak[name]  # parameters are not reached through the function
+        for name in reached:
+            weak[name].add(declared)
+    return {name: frozenset(declared) for name, declared in weak.items() if name not in strong}
+
+
+@functools.lru_cache(maxsize=8_192)
+def _part_names(part: bytes) -> tuple[list[bytes], list[bytes], bytes, list[bytes]]:
+    """Of a declaration the names that only have to be declared, those through which what it declares is
+    reached, and that; the names that need more."""
+    part, *initializers = _INITIALIZERS.split(part, maxsplit=1)
+    used = IDENTIFIER.findall(b"".join(initializers))
+    names = IDENTIFIER.findall(part)
+    function = _METHOD.search(part) if not _EXPRESSION.search(part) else None
+    if function is not None and function.group(1).isupper():
+        function = None  # a macro, which does whatever with its arguments
+    if function is None and not _POINTER.fullmatch(part):
+        return [], [], b"", names + used
+    declared = function.group(1) if function is not None else part.partition(b"=")[0].split()[-1]
+    reached = IDENTIFIER.findall(part, 0, function.start()) if function is not None else names
+    return names, reached, declared.lstrip(b"*&"), _SCOPE_OF.findall(part) + used

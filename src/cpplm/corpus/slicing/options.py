@@ -1,0 +1,122 @@
+"""The options of a build that text needs: without them nothing declares its names, or the members it uses."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections.abc import Mapping, Set
+
+from cpplm.corpus.slicing.expansion import Expansion, Visit
+from cpplm.cpp.conditions import is_elsewhere
+from cpplm.cpp.items import ItemKind, condition_names, conditions_in
+from cpplm.cpp.lexer import ELSE_KEYWORDS, IF_KEYWORDS, lex, names_in
+
+# Conditions of options alone: `#if defined A && !defined(B)`.
+_OPTION = rb"(?:!\s*+)?(?:defined\s*+)?\(?\s*+\w++\s*+\)?"
+_OPTIONS = re.compile(rb"#if(?:def)?\s++" + _OPTION + rb"(?:\s*+(?:&&|\|\|)\s*+" + _OPTION + rb")*+\s*")
+_NEGATED = re.compile(rb"!\s*(?:defined\s*)?\(?\s*\w+")
+_KEYWORDS_OF_CONDITIONS = frozenset(b"if ifdef ifndef elif else defined".split())
+# What a line of a class declares: `int a, b[2];`, `int (*call)(void);`.
+_MEMBER = re.compile(rb"(\w+)\s*(?:\[[^]]*\]\s*)*(?::\s*\d+\s*)?[;,]|\(\s*\*\s*(\w+)\s*\)")
+
+
+def hiding_options(expansion: Expansion) -> set[bytes]:
+    """The options of a build without which nothing declares a name of own text, or a typedef of any text.
+
+    Such are macros that the undecided conditions around every declaration of the name ask for: `#ifdef A`,
+    `#if defined A && !defined B`, `#if A || B`, no branch of several.
+    """
+    index = expansion.index
+    found: set[bytes] = set()
+    borrowed = (visit.file.typedefs for visit in expansion.visits if not visit.own)
+    types = index.conditional_types.intersection(itertools.chain(*borrowed))
+    names = _used_names(expansion) | dict.fromkeys(types, frozenset[bytes]())
+    for name, around in names.items():
+        keys = index.declared.find(name, expansion.by_file)
+        keys = [key for key in keys if index.item(key).kind != ItemKind.CALL] or keys  # those are guesses
+        options = [
+            _hiding_options(expansion.visits[number], key[1])
+            for key in keys
+            for number in expansion.by_file.get(key[0], ())
+        ]
+        if all(options) and around.isdisjoint(wanted := set[bytes]().union(*options)):
+            found |= wanted
+    return found | _options_of_members(expansion)
+
+
+def _options_of_members(expansion: Expansion) -> set[bytes]:
+    """The options without which no class declares a member that own text uses, and which no file defines."""
+    accesses: set[bytes] = set()
+    hidden: dict[bytes, Set[bytes]] = {}
+    plain: set[bytes] = set()
+    for visit in expansion.visits:
+        for number, item in enumerate(visit.file.items):
+            if visit.own and not item.directives and visit.live.get(number, True):
+                accesses |= item.accesses
+            elif not visit.own and item.kind == ItemKind.TYPE and item.directives:
+                always, optional = _members(item.text)
+                plain |= always
+                hidden |= {name: hidden.get(name, frozenset()) | optional[name] for name in optional}
+    wanted = set[bytes]().union(*(hidden[name] for name in hidden.keys() & accesses - plain))
+    return {option for option in wanted if not expansion.declaring(option)}
+
+
+@functools.lru_cache(maxsize=4_096)
+def _members(text: bytes) -> tuple[Set[bytes], Mapping[bytes, Set[bytes]]]:
+    """The members of a class: those that no option decides on, and the others with the options that do."""
+    always: set[bytes] = set()
+    hidden: dict[bytes, Set[bytes]] = {}
+    stack: list[Set[bytes]] = []
+    lexed = lex(text)
+    position = 0
+    for directive in (*lexed.directives, None):
+        part = lexed.plain[position : directive.start if directive is not None else None]
+        names = [name or pointer for name, pointer in _MEMBER.findall(part)]
+        options = set[bytes]().union(*stack)
+        if all(stack) and options and all(each.isupper() and not is_elsewhere(each) for each in options):
+            hidden |= {name: hidden.get(name, frozenset()) | options for name in names}
+        else:
+            always.update(names)
+        if directive is not None:
+            position = directive.end
+            if directive.keyword in IF_KEYWORDS:
+                stack.append(_wanted(directive.line))
+            elif directive.keyword in ELSE_KEYWORDS and stack:
+                stack.pop()
+                if directive.keyword != b"endif":
+                    stack.append(frozenset())
+    return always, {name: hidden[name] for name in hidden.keys() - always}
+
+
+def _hiding_options(visit: Visit, number: int) -> Set[bytes]:
+    """The options that decide whether a borrowed item is read; none where it is, or where others decide."""
+    conditions = conditions_in(visit.file.items[number].stack)
+    frames = [frame for frame in conditions if id(frame) not in visit.decided]
+    wanted = [_wanted(frame.lines[0]) if len(frame.lines) == 1 else set() for frame in frames]
+    if visit.own or visit.live.get(number, True) or not all(wanted):
+        return set()
+    options = set[bytes]().union(*wanted)
+    return options if all(each.isupper() and not is_elsewhere(each) for each in options) else set()
+
+
+def _used_names(expansion: Expansion) -> dict[bytes, Set[bytes]]:
+    """The names in own items that are read, or that only macros of the project decide on: which those are."""
+    known = expansion.index.macros.names
+    always: set[bytes] = set()
+    found: dict[bytes, Set[bytes]] = {}
+    for visit in (visit for visit in expansion.visits if visit.own):
+        for number, item in enumerate(visit.file.items):
+            live = visit.live.get(number, True)
+            if item.directives or live is False:
+                continue
+            if live:
+                always |= item.mentions
+            elif (around := condition_names(item.stack) - _KEYWORDS_OF_CONDITIONS) <= known:
+                found |= {name: found.get(name, around) | around for name in item.mentions}
+    return found | dict.fromkeys(always, frozenset[bytes]())
+
+
+def _wanted(line: bytes) -> Set[bytes]:
+    """The macros that have to be defined, and not 0, for a condition of nothing else."""
+    return names_in(_NEGATED.sub(b"", line)) - _KEYWORDS_OF_CONDITIONS if _OPTIONS.fullmatch(line) else set()

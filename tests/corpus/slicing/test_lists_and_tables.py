@@ -1,0 +1,96 @@
+"""Lists that macros make, tables of functions, members of options: the smallest project of each case."""
+
+import pytest
+
+from tests.corpus.cpp import compile_errors, needs_gxx, one_document
+
+pytestmark = needs_gxx
+
+_CALLS = "".join(
+    f"  int (*call_{n}) (struct plugin *self, const char *first, int second);\n" for n in range(200)
+)
+_TABLE = "struct plugin {\n  int version;\n" + _CALLS + "};\n"
+_OPTIONS = "".join(f'OPTION(NUMBER_{n}, "this is what option {n} is about")\n' for n in range(200))
+_LIST = (
+    "typedef enum {\n#define OPTION(name, text) OPT_##name,\n"
+    + _OPTIONS
+    + "#undef OPTION\n  LAST\n} option;\n"
+)
+_ORDERS = "".join(f"    Order_{n},\n" for n in range(200))
+_CLASS = (
+    "#define LAST_OF(type) type##_LAST\nstruct Model {\n  enum Order {\n" + _ORDERS + "    Order_LAST\n  };\n"
+    "  static constexpr int last() { return LAST_OF(Order) + Order_7; }\n};\n"
+)
+
+_PROJECTS: dict[str, dict[str, str]] = {
+    "a type that has the name of a macro with arguments": {
+        "util.h": "#define Trace(x)\n",
+        "trace.h": "typedef struct Trace { int level; } Trace;\nstruct interp { Trace *trace; };\n",
+        "use.c": '#include "trace.h"\nint use(struct interp *i) { return i->trace->level; }\n',
+    },
+    "declarations beside the scope of C, in one condition": {
+        "both.h": "#ifdef __cplusplus\n#include <cstddef>\nnamespace lib { typedef std::size_t length; }\n"
+        'extern "C" {\n#endif\nstruct piece { int n; };\n#ifdef __cplusplus\n}\n#include "both.inl"\n'
+        "namespace lib { inline length of(const piece &p) { return p.n + extra(); } }\n#endif\n",
+        "both.inl": "inline int extra() { return 1; }\n",
+        "use.cc": '#include "both.h"\nint use(const piece &p) { return lib::of(p); }\n',
+    },
+    "a member that an option hides": {
+        "context.h": "struct context {\n  int fd;\n#ifdef LIB_NETLINK\n  struct link *link;\n#endif\n};\n"
+        "struct link { int socket; };\n",
+        "use.c": '#include "context.h"\nint use(struct context *c) { return c->link->socket; }\n',
+    },
+    "a header that the build includes before each file": {
+        "Makefile.am": "AM_CPPFLAGS = \\\n\t-include $(top_builddir)/config.h \\\n\t-Iinclude\n",
+        "config.h.in": "#undef HAVE_SEARCH_H\n#ifndef _GNU_SOURCE\n# undef _GNU_SOURCE\n#endif\n",
+        "use.c": "#include <search.h>\nstruct table { struct hsearch_data data; };\n",
+    },
+    "headers that the checks of autoconf look for before all else": {
+        "configure.ac": "AC_INIT([lib], [1])\nAC_CONFIG_HEADERS([config.h])\nAC_CHECK_FUNCS([other])\n",
+        "lib.h": "#ifdef HAVE_STDINT_H\n# include <stdint.h>\n#endif\nstruct piece { uint64_t n; };\n",
+        "use.c": '#include "config.h"\n#include "lib.h"\nlong use(struct piece *p) { return p->n; }\n',
+    },
+    "what gnulib's copies of the system's headers define": {
+        "lib/fcntl.in.h": "#define O_BINARY 0\n",
+        "use.c": "#include <stdio.h>\n#include <locale.h>\nint safer(const char *) _GL_ARG_NONNULL ((1));\n"
+        "char buffer[SETLOCALE_NULL_MAX];\n",
+    },
+    "a macro of nothing at the end of a file": {
+        "config.h": "#define hidden_def(name)\n#define weak_alias(name, other)\n",
+        "use.c": '#include "config.h"\nint use(void) { return 1; }\nhidden_def (use)\nweak_alias (use, b)\n',
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("files", _PROJECTS.values(), ids=_PROJECTS)
+def test_a_project_compiles(tmp_path, files):
+    name = next(name for name in files if name.startswith("use."))
+    document = one_document(tmp_path, files, of=name)
+    assert compile_errors(document.text, language="c" if name.endswith(".c") else "c++") == ""
+
+
+@pytest.mark.parametrize(
+    ("header", "used"),
+    [(_TABLE, "((struct plugin *)0)->call_7(0, 0, 0)"), (_LIST, "OPT_NUMBER_7"), (_CLASS, "Model::last()")],
+    ids=["a table of functions", "a list of options", "names that a macro puts together"],
+)
+def test_of_a_long_table_only_what_is_used_is_borrowed(tmp_path, header, used):
+    name = "use.cc" if "Model" in header else "use.c"
+    files = {"table.h": header, name: f'#include "table.h"\nint use(void) {{ return {used}; }}\n'}
+    document = one_document(tmp_path, files, of=name, budget=1_200)
+    assert document.kind == "compilable"
+    assert "7" in document.text
+    assert "_9" not in document.text
+    assert compile_errors(document.text, language="c" if name == "use.c" else "c++") == ""
+
+
+def test_arguments_in_a_list_declare_nothing(tmp_path):
+    files = {
+        "list.h": "typedef enum {\n  OPTION(FIRST, FALSE, 1),\n  OPTION(SECOND, NULL, 2)\n} option;\n",
+        "note.h": '#define NOTE(id, text) static int id(void);\nNOTE(note, "what data is for")\n',
+        "use.c": '#include "list.h"\n#include "note.h"\ntypedef int number;\n'
+        "number use(number data) { return data ? FALSE : 1; }\n",
+    }
+    text = one_document(tmp_path, files, of="use.c").text
+    assert "OPTION" not in text
+    assert "NOTE" not in text
