@@ -29,6 +29,7 @@ _PREFIXED = re.compile(rb"(\.[A-Za-z_]\w*|->[A-Za-z_]\w*|>::[A-Za-z_]\w*|s(?<!\w
 # Tables of data longer than this are not parsed; nor is there anything else than data in them.
 _LONG_TABLE = 10_000
 _NO_DATA = re.compile(rb"[(;]")
+_USED_OPERATOR = re.compile(rb"\busing\s*::\s*operator\s*([^\s\w;]+)")
 # `auto f() ->Name {`: not a member of what is called.
 _TRAILING_TYPE = re.compile(rb"\)[\s\w]*->([A-Za-z_]\w*)\s*[{;<:&*]")
 
@@ -133,6 +134,8 @@ def _item(
     for directive in piece.directives:
         mentions |= names_in(directive.argument)
     mentions |= accesses & table.names
+    if b"operator" in mentions:  # `using ::operator<<;` in a function, which nothing else asks for
+        mentions.update(b"operator" + name for name in _USED_OPERATOR.findall(code))
     pasted = table.pasted(frozenset(mentions), data[piece.start : piece.end])
     mentions |= pasted
     item = Item(

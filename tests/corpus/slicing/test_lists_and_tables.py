@@ -59,6 +59,23 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "config.h": "#define hidden_def(name)\n#define weak_alias(name, other)\n",
         "use.c": '#include "config.h"\nint use(void) { return 1; }\nhidden_def (use)\nweak_alias (use, b)\n',
     },
+    "a function type whose name stands in parentheses": {
+        "hash.h": "typedef unsigned long long (hash_key)(void *key);\nstruct table { hash_key *hash; };\n",
+        "use.c": '#include "hash.h"\nint use(struct table *t) { return t->hash(0) != 0; }\n',
+    },
+    "an operator that a function brings in from the global scope": {
+        "secret.h": "#include <sstream>\nnamespace lib { class Secret; }\n"
+        "void operator<<(lib::Secret &, int);\n"
+        "namespace lib {\ntemplate <typename T> void print(std::ostream &s, const T &t) {\n"
+        "  using ::operator<<;\n  s << t;\n}\n}\n",
+        "use.cc": '#include "secret.h"\nvoid use(std::ostream &s) { lib::print(s, 1); }\n',
+    },
+    "a source that a header includes by a macro of its own": {
+        "lib.h": "#ifndef APART\n#define LIB_HEADER_ONLY\n#endif\nint f(int);\n"
+        '#if defined(LIB_HEADER_ONLY) && !defined(LIB_SOURCE)\n#define LIB_SOURCE "lib.c"\n'
+        "#include LIB_SOURCE\n#endif\n",
+        "use.c": '#include "lib.h"\nint use(void) { return f(1); }\n',
+    },
 }  # fmt: skip
 
 
@@ -94,3 +111,12 @@ def test_arguments_in_a_list_declare_nothing(tmp_path):
     text = one_document(tmp_path, files, of="use.c").text
     assert "OPTION" not in text
     assert "NOTE" not in text
+
+
+def test_an_option_that_a_build_sets_keeps_its_value(tmp_path):
+    files = {
+        "lib/fcntl.in.h": "#define O_BINARY 0\n",
+        "binary.h": "#if O_BINARY\nvoid set_mode(int);\n#endif\n",
+        "use.c": '#include "binary.h"\nvoid use(void) { if (O_BINARY) set_mode(1); }\n',
+    }
+    assert "#define O_BINARY 0\n" in one_document(tmp_path, files, of="use.c").text

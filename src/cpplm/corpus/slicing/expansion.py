@@ -283,15 +283,17 @@ class Expander:
             if keyword in INCLUDE_KEYWORDS:
                 undecided = tuple(frame for frame in inner if conditions.live([frame]) is None)
                 argument = self._include_argument(directive.argument)
-                if argument and self._include(
-                    visit, number, argument, (*frames, *undecided), depth, likely=likely
-                ):
+                around_it = (*frames, *undecided)
+                included = bool(argument) and self._include(
+                    visit, number, argument, around_it, depth, likely=likely
+                )
+                if included or not (argument or visit.own):  # only its own definition explains a macro
                     removed.append(directive)
-                    is_read = visit.cuts[-1:] == [number]
-                    if likely and not is_read and any(d.keyword == b"else" for d in item.directives):
-                        self._demand(inner, visit.file)
                 else:
                     external.append((undecided, directive.line))
+                is_missing = included and likely and visit.cuts[-1:] != [number]
+                if is_missing and any(d.keyword == b"else" for d in item.directives):
+                    self._demand(inner, visit.file)
             else:
                 self._define(directive, unknown=live is None or is_conditional, likely=likely)
         if item.kind == ItemKind.INCLUDE:

@@ -42,7 +42,7 @@ def hiding_options(expansion: Expansion) -> set[bytes]:
         ]
         if all(options) and around.isdisjoint(wanted := set[bytes]().union(*options)):
             found |= wanted
-    return found | _options_of_members(expansion)
+    return (found | _options_of_members(expansion)) - index.build_macros.keys()
 
 
 def _options_of_members(expansion: Expansion) -> set[bytes]:
