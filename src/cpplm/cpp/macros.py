@@ -127,6 +127,7 @@ class MacroTable:
     masks: dict[bytes, Mask] = field(default_factory=dict)
     pastes: Pastes = field(default_factory=dict)
     names: frozenset[bytes] = frozenset()  # of all macros
+    functions: frozenset[bytes] = frozenset()  # of those with parameters
 
     @classmethod
     def from_bodies(cls, bodies: dict[bytes, set[bytes]]) -> MacroTable:
@@ -150,9 +151,10 @@ class MacroTable:
             if name not in masks and all(text.endswith((b"}", b";")) for text in texts):
                 masks[name] = "statement"
         pasting = _through_others({name: pairs for name, pairs in sorted(pastes.items()) if pairs}, bodies)
-        # One without arguments renames what has its name: `#define f PREFIX(f)`.
-        pasting = {name: pasting[name] for name in pasting if any(text[:1] == b"(" for text in bodies[name])}
-        return cls(dict(sorted(masks.items())), _LIBRARY_PASTES | pasting, frozenset(bodies))
+        functions = frozenset(n for n, texts in bodies.items() if any(text[:1] == b"(" for text in texts))
+        # One without parameters renames what has its name: `#define f PREFIX(f)`.
+        pasting = {name: pasting[name] for name in pasting if name in functions}
+        return cls(dict(sorted(masks.items())), _LIBRARY_PASTES | pasting, frozenset(bodies), functions)
 
     def pasted(self, mentions: frozenset[bytes], text: bytes) -> set[bytes]:
         """Names that macros of the project make of their arguments by `##`."""
@@ -252,7 +254,7 @@ def mask(lexed: LexedSource, table: MacroTable) -> tuple[bytes, bytes]:
             continue  # the name of something else: `struct Trace` beside `#define Trace(x)`
         if kind in _WITH_ARGUMENTS and is_call:
             after = closing(lexed.names, end)
-            if kind in ("blank_call", "blank_either") and _declares(lexed.names, start, end, after):
+            if kind in ("blank_call", "blank_either") and declares_function(lexed.names, start, end, after):
                 continue
             end = after
         marker = {"open": OPEN, "close": CLOSE}.get(kind or "", b" ")
@@ -264,7 +266,7 @@ def mask(lexed: LexedSource, table: MacroTable) -> tuple[bytes, bytes]:
     return code, plain
 
 
-def _declares(text: bytes, start: int, end: int, after: int) -> bool:
+def declares_function(text: bytes, start: int, end: int, after: int) -> bool:
     """True for a function that a macro of its name replaces in other builds: `void trace(int level)`."""
     is_typed = _TYPE_END.search(text, max(start - 64, 0), start) is not None
     return is_typed and _PARAMETERS.search(text[end:after].strip()[1:-1]) is not None

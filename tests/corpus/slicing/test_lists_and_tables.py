@@ -120,3 +120,16 @@ def test_an_option_that_a_build_sets_keeps_its_value(tmp_path):
         "use.c": '#include "binary.h"\nvoid use(void) { if (O_BINARY) set_mode(1); }\n',
     }
     assert "#define O_BINARY 0\n" in one_document(tmp_path, files, of="use.c").text
+
+
+def test_a_function_that_a_macro_renames_or_replaces_does_not_declare_its_parameters(tmp_path):
+    files = {
+        "all.h": "#define unrelated LIB_(unrelated)\n#define LIB_(name) lib_##name\n"
+        "typedef struct box {\n  int n;\n} box;\nint\nunrelated(box *b, int value);\nint another (box *b);\n"
+        "#define another(b) (b)->n\n",
+        "use.c": '#include "all.h"\nint use(box *b) { return b->n; }\n',
+    }
+    text = one_document(tmp_path, files, of="use.c").text
+    assert "struct box" in text
+    assert "unrelated" not in text
+    assert "another" not in text

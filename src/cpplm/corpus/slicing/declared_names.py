@@ -12,7 +12,7 @@ from cpplm.corpus.slicing.shortening import without_comments
 from cpplm.cpp.items import Item, ItemKind
 from cpplm.cpp.keywords import KEYWORDS
 from cpplm.cpp.lexer import IDENTIFIER
-from cpplm.cpp.macros import MacroTable, closing
+from cpplm.cpp.macros import MacroTable, closing, declares_function
 
 # Free functions that libraries find by the types of their arguments.
 _FOUND_BY_ARGUMENTS = (b"operator", b"intrusive_ptr_", b"hash_value", b"to_json", b"from_json", b"tag_invoke")
@@ -44,7 +44,8 @@ def declared_names(item: Item, macros: MacroTable, types: Set[bytes]) -> set[byt
         return set()
     names.update(d.macro for d in item.directives if d.keyword in (b"define", b"undef"))
     callee = item.function_name or (item.names[0] if len(item.names) == 1 else b"")
-    is_macro = callee in macros.names or (callee.isupper() and item.kind == ItemKind.FUNCTION)
+    is_macro = callee in macros.functions and (callee.isupper() or not _is_function(callee, code))
+    is_macro |= callee.isupper() and item.kind == ItemKind.FUNCTION
     if item.kind == ItemKind.CALL or (is_macro and item.kind != ItemKind.MACRO):
         # What renames functions may have any name, and no arguments.
         head = code.partition(b"{")[0]
@@ -68,6 +69,14 @@ def declared_names(item: Item, macros: MacroTable, types: Set[bytes]) -> set[byt
         names = (names - {callee}) | macros.pasted(frozenset((callee,)), head)
     names.discard(b"")
     return names
+
+
+def _is_function(name: bytes, code: bytes) -> bool:
+    """True for the function itself that a macro of its name replaces elsewhere."""
+    call = _call_of(name).search(code)
+    return call is not None and declares_function(
+        code, call.start(), call.end() - 1, closing(code, call.start())
+    )
 
 
 def attached_to(item: Item, types: Set[bytes]) -> Set[bytes]:

@@ -266,6 +266,7 @@ class Expander:
         is_conditional = any(isinstance(frame, Condition) for frame in frames)
         removed: list[Directive] = []
         external: list[tuple[tuple[Condition, ...], bytes]] = []
+        made = {d.macro for d in item.directives if d.keyword == b"define"}  # `#define F "a.c"`, `#include F`
         decided = not visit.own and item.kind == ItemKind.INCLUDE
         is_dead = not visit.own and item.kind == ItemKind.MACRO
         if len(item.directives) > 4:  # `#if`, an include, `#else`, an include, `#endif`
@@ -287,7 +288,7 @@ class Expander:
                 included = bool(argument) and self._include(
                     visit, number, argument, around_it, depth, likely=likely
                 )
-                if included or not (argument or visit.own):  # only its own definition explains a macro
+                if included or (not visit.own and directive.argument in made):
                     removed.append(directive)
                 else:
                     external.append((undecided, directive.line))
