@@ -76,6 +76,11 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "#include LIB_SOURCE\n#endif\n",
         "use.c": '#include "lib.h"\nint use(void) { return f(1); }\n',
     },
+    "names of headers that a build would include": {
+        "types.h": "struct piece { uint32_t length; wchar_t first; bool is_last; };\n",
+        "use.c": '#include <string.h>\n#include "types.h"\nint use(struct piece *p) { return p->is_last; }\n',
+    },
+    "a file that includes nothing": {"use.c": "void *use(void *to, size_t n) { return n ? to : NULL; }\n"},
 }  # fmt: skip
 
 
@@ -133,3 +138,11 @@ def test_a_function_that_a_macro_renames_or_replaces_does_not_declare_its_parame
     assert "struct box" in text
     assert "unrelated" not in text
     assert "another" not in text
+
+
+def test_names_that_a_project_declares_itself_are_not_the_standard_s(tmp_path):
+    files = {
+        "types.h": "typedef unsigned char bool;\ntypedef unsigned uint32_t;\n",
+        "use.c": '#include "types.h"\nbool use(uint32_t n) { return n > 0; }\n',
+    }
+    assert "#include" not in one_document(tmp_path, files, of="use.c").text

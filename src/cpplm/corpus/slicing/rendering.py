@@ -22,6 +22,7 @@ from cpplm.corpus.slicing.build_headers import (
 )
 from cpplm.corpus.slicing.expansion import Expansion, Place, Visit
 from cpplm.corpus.slicing.shortening import without_comments
+from cpplm.corpus.slicing.standard_names import missing_headers
 from cpplm.cpp.items import Item, ItemKind
 from cpplm.cpp.lexer import IF_KEYWORDS
 from cpplm.cpp.parser import language_of
@@ -164,6 +165,9 @@ class _Writer:
         ]
         if any(map(INTEGER_HEADER.search, self.expansion.dropped)) and _INTEGER.search(text):
             lines.append(b"#include <stdint.h>")
+        is_c = index.is_c and all(language_of(name, True) == "c" for name in self.expansion.roots)
+        missing = missing_headers(text, lambda name: bool(self.expansion.declaring(name)), is_c=is_c)
+        lines += [line for header in missing if (line := b"#include <%b>" % header) not in lines]
         # `<lib/stdbool.h>` is for where the system has none.
         bases = {include_target(each).rpartition("/")[2] for each in self.expansion.dropped}
         instead = (b"#include <%b>" % base.encode() for base in sorted(bases & SYSTEM_HEADERS))
@@ -176,7 +180,6 @@ class _Writer:
             for name in sorted(of_build.keys() & names)
             if name not in self.expansion.defined and not self._is_defined(name)
         ]
-        is_c = index.is_c and all(language_of(name, True) == "c" for name in self.expansion.roots)
         if is_c and b"_GNU_SOURCE" in index.build_macros and b"_GNU_SOURCE" not in text:
             lines.insert(0, b"#define _GNU_SOURCE")  # for the system's headers: no code names it
         if lines:

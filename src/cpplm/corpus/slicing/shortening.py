@@ -74,9 +74,7 @@ _OTHER = re.compile(
 )
 _METHOD = re.compile(rb"(~?[A-Za-z_]\w*)\s*\(")
 # A member `int (*f)(int)`; not `struct A *(*f)(int)`, which may be what declares A.
-_FUNCTION_POINTER = re.compile(
-    rb"(?!\s*(?:const\s+)?struct\b)[\w\s*]*\(\s*(?:\w+\s+)?\*\s*(\w+)\s*\)\s*\("
-)
+_FUNCTION_POINTER = re.compile(rb"(?!\s*(?:const\s+)?struct\b)[\w\s*]*\(\s*(?:\w+\s+)?\*\s*(\w+)\s*\)\s*\(")
 _NO_AGGREGATE = re.compile(rb"\b(?:private|protected|virtual)\b")
 _DATA = re.compile(rb"(?:\A\s*using\s+(?=\w)|\b(?=\w+\s*(?:\[[^]]*\]\s*)*(?:[={][^;]*)?;\s*\Z))(\w+)")
 

@@ -1,0 +1,49 @@
+"""Headers of the standard library that a document needs though nothing that it holds includes them.
+
+A build would have them from a header that it writes, or from whoever includes a file that includes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+# ISO C 7.20, 7.18, 7.19; whatever else is known to declare the same with glibc and libstdc++.
+_HEADERS = (
+    (
+        re.compile(rb"\bu?int(?:8|16|32|64|ptr|max)_t\b"),
+        b"stdint.h",
+        re.compile(rb"(?:stdint|inttypes|netinet/\w+|arpa/inet|netdb|ifaddrs|resolv|linux/\w+|elf|link)\.h"),
+    ),
+    (re.compile(rb"\bbool\b"), b"stdbool.h", re.compile(rb"stdbool\.h|curses\.h")),
+    (re.compile(rb"\bwchar_t\b"), b"stddef.h", re.compile(rb"(?:stddef|stdlib|wchar|wctype|inttypes)\.h")),
+)
+# Where nothing is included at all.
+_ALONE = (
+    (re.compile(rb"\b(?:size_t|NULL|ptrdiff_t)\b"), b"stddef.h"),
+    (re.compile(rb"\b(?:ssize_t|off_t)\b"), b"sys/types.h"),
+    (re.compile(rb"\bFILE\b"), b"stdio.h"),
+    (re.compile(rb"\bva_list\b"), b"stdarg.h"),
+    (re.compile(rb"\btime_t\b"), b"time.h"),
+)
+_INCLUDED = re.compile(rb'(?m)^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)')
+
+
+def missing_headers(text: bytes, is_declared: Callable[[bytes], bool], *, is_c: bool) -> list[bytes]:
+    """The headers for names in a text that the project does not declare itself.
+
+    Args:
+        text: of a document.
+        is_declared: whether a file of the project declares a name.
+        is_c: the text is C, which has no type `bool` or `wchar_t` of its own.
+    """
+    included = _INCLUDED.findall(text)
+    wanted = list(_ALONE) if not included else []
+    if is_c or not included:
+        wanted += [
+            (names, header)
+            for names, header, others in _HEADERS[: 3 if is_c else 1]
+            if not any(map(others.fullmatch, included))
+        ]
+    used = ((header, {*names.findall(text)}) for names, header in wanted)
+    return sorted({header for header, names in used if names and not any(map(is_declared, names))})
