@@ -80,6 +80,13 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "types.h": "struct piece { uint32_t length; wchar_t first; bool is_last; };\n",
         "use.c": '#include <string.h>\n#include "types.h"\nint use(struct piece *p) { return p->is_last; }\n',
     },
+    "a copy of a header of the system, and the system's": {
+        "support/regex.h": "#ifndef _REGEX_H\n#define _REGEX_H 1\n#include <sys/types.h>\n"
+        "struct re_pattern_buffer { int own; };\n#endif\n",
+        "match.h": "#include <regex.h>\nint match(struct re_pattern_buffer *);\n",
+        "use.c": '#include "support/regex.h"\n#include "match.h"\n'
+        "int use(struct re_pattern_buffer *p) { return p->own + match(p); }\n",
+    },
     "a file that includes nothing": {"use.c": "void *use(void *to, size_t n) { return n ? to : NULL; }\n"},
 }  # fmt: skip
 

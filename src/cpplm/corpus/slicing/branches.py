@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from cpplm.corpus.slicing.project_index import ParsedFile
 from cpplm.cpp.items import Item, ItemKind
-from cpplm.cpp.lexer import ELSE_KEYWORDS, IF_KEYWORDS, Directive
+from cpplm.cpp.lexer import ELSE_KEYWORDS, IF_KEYWORDS, INCLUDE_KEYWORDS, Directive
 from cpplm.cpp.segments import Condition
 
 Branches = Mapping[tuple[int, int], bool]  # by the offset of an `#if` and a branch's number: is it read?
@@ -52,6 +52,46 @@ class Conditions:
             elif value is None and before is False:
                 before = None
         return before
+
+
+def choose_header(
+    item: Item,
+    conditions: Conditions,
+    is_there: Callable[[str], bool],
+    holds: Callable[[bytes], bool | None],
+) -> None:
+    """Decide between headers that a build chooses from: that of the `#else`, or else the first one.
+
+    `#if A`, `#include "a.h"`, `#elif B`, `#include "b.h"`, where nothing in the project defines A or B.
+
+    Args:
+        item: of these directives.
+        conditions: of its file; the branches of the group are decided in it.
+        is_there: whether the project has what the argument of an include names.
+        holds: what is known of a condition.
+    """
+    group: Condition | None = None
+    headers: dict[tuple[bytes, ...], bool] = {}
+    for directive in item.directives:
+        if directive.keyword in IF_KEYWORDS:
+            if group is not None:
+                return  # groups within groups decide otherwise
+            group = Condition((directive.line,), directive.start)
+        elif directive.keyword in ELSE_KEYWORDS and directive.keyword != b"endif" and group is not None:
+            group = Condition((*group.lines, directive.line), group.group)
+        elif directive.keyword in INCLUDE_KEYWORDS and group is not None:
+            headers[group.lines] = is_there(directive.argument.decode("utf-8", "replace"))
+        elif directive.keyword not in INCLUDE_KEYWORDS and directive.keyword != b"endif":
+            return
+    if group is None or len(headers) < 2 or not any(headers.values()):
+        return
+    if any(conditions.values.get((group.group, number)) for number in range(len(group.lines))):
+        return
+    values = [holds(line) for line in group.lines]
+    if all(value is None or line == b"#else" for value, line in zip(values, group.lines, strict=True)):
+        found = [lines for lines, there in headers.items() if there]
+        chosen = len(found[-1] if found[-1][-1] == b"#else" else found[0]) - 1
+        conditions.values |= {(group.group, n): n == chosen for n in range(len(group.lines))}
 
 
 def nested_directives(file: ParsedFile, number: int) -> list[tuple[Directive, list[Condition]]]:

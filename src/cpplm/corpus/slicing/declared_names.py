@@ -21,7 +21,9 @@ _NAMED_BY_MACRO = re.compile(rb"\b(\w+)\s*\(\s*(\w+)\s*\)\s*\(")  # `int API(nam
 _STRING = re.compile(rb'"(?:[^"\\\n]|\\.)*"')
 _BEHIND_CALL = re.compile(rb"\)\s*(\w+)\s*;?\s*\Z")  # `typedef ARRAY (3) Name;`
 # For the parser these are types of the language.
-_OF_OLD_C = re.compile(rb"[\s}](bool|u?int(?:8|16|32|64|ptr)_t|s?size_t|ptrdiff_t|char(?:8|16|32)_t)\s*;\s*\Z")
+_OF_OLD_C = re.compile(
+    rb"[\s}](bool|u?int(?:8|16|32|64|ptr)_t|s?size_t|ptrdiff_t|char(?:8|16|32)_t)\s*;\s*\Z"
+)
 _UNQUALIFIED = re.compile(rb"(?<!::)(?<!\w)[A-Za-z_]\w*(?!\w)(?!\s*::)")
 _QUALIFIED = re.compile(rb"\b(\w+)\s*::\s*(\w+)")
 _SPECIALIZATION = re.compile(

@@ -7,17 +7,18 @@ a pair (visit, item); places are compared by `Expansion.rank`.
 from __future__ import annotations
 
 import bisect
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import NamedTuple
 
 from cpplm.corpus.ingest.discovery import is_template
 from cpplm.corpus.slicing.branches import (
     Branches,
     Conditions,
+    choose_header,
     nested_directives,
     without_directives,
     written_includes,
@@ -26,7 +27,7 @@ from cpplm.corpus.slicing.build_headers import default_definition, include_targe
 from cpplm.corpus.slicing.project_index import Key, ParsedFile, ProjectIndex
 from cpplm.cpp.conditions import IF_DEFINED, UNKNOWN, Macro, MacroState, is_elsewhere, parse_define
 from cpplm.cpp.items import Item, ItemKind
-from cpplm.cpp.lexer import ELSE_KEYWORDS, IDENTIFIER, IF_KEYWORDS, INCLUDE_KEYWORDS, Directive
+from cpplm.cpp.lexer import IDENTIFIER, INCLUDE_KEYWORDS, Directive
 from cpplm.cpp.parser import language_of
 from cpplm.cpp.segments import Condition, Frame
 
@@ -67,7 +68,7 @@ class Visit:
     known: Branches = field(default_factory=dict)
     _stacks: dict[int, tuple[Frame, ...]] = field(default_factory=dict)  # by identity of items' stacks
 
-    @cached_property
+    @functools.cached_property
     def is_conditional(self) -> bool:
         """True if the include that led here stands in a branch that may not be read."""
         return any(isinstance(frame, Condition) for frame in self.frames)
@@ -270,7 +271,8 @@ class Expander:
         decided = not visit.own and item.kind == ItemKind.INCLUDE
         is_dead = not visit.own and item.kind == ItemKind.MACRO
         if len(item.directives) > 4:  # `#if`, an include, `#else`, an include, `#endif`
-            self._choose(visit.file.name, item, conditions)
+            is_there = functools.partial(self._is_there, visit.file.name)
+            choose_header(item, conditions, is_there, self._state.holds)
         for directive, inner in nested_directives(visit.file, number):
             keyword = directive.keyword
             live = not inner or conditions.live(inner)
@@ -314,37 +316,6 @@ class Expander:
         if likely:
             self._likely.macros[name] = value
 
-    def _choose(self, name: str, item: Item, conditions: Conditions) -> None:
-        """Decide between headers that a build chooses from: that of the `#else`, or else the first one.
-
-        `#if A`, `#include "a.h"`, `#elif B`, `#include "b.h"`, where nothing in the project defines A or B.
-        """
-        group: Condition | None = None
-        headers: dict[tuple[bytes, ...], bool] = {}
-        for directive in item.directives:
-            if directive.keyword in IF_KEYWORDS:
-                if group is not None:
-                    return  # groups within groups decide otherwise
-                group = Condition((directive.line,), directive.start)
-            elif directive.keyword in ELSE_KEYWORDS and directive.keyword != b"endif" and group is not None:
-                group = Condition((*group.lines, directive.line), group.group)
-            elif directive.keyword in INCLUDE_KEYWORDS and group is not None:
-                argument = directive.argument.decode("utf-8", "replace")
-                headers[group.lines] = (
-                    argument[:1] in ('"', "<") and self._index.resolve(name, argument) is not None
-                )
-            elif directive.keyword not in INCLUDE_KEYWORDS and directive.keyword != b"endif":
-                return
-        if group is None or len(headers) < 2 or not any(headers.values()):
-            return
-        if any(conditions.values.get((group.group, number)) for number in range(len(group.lines))):
-            return
-        values = [self._state.holds(line) for line in group.lines]
-        if all(value is None or line == b"#else" for value, line in zip(values, group.lines, strict=True)):
-            found = [lines for lines, is_there in headers.items() if is_there]
-            chosen = len(found[-1] if found[-1][-1] == b"#else" else found[0]) - 1
-            conditions.values |= {(group.group, n): n == chosen for n in range(len(group.lines))}
-
     def _conditions(self, visit: Visit, state: MacroState) -> Conditions:
         """The branches of a file, with answers to `__has_include` as far as the project can give them."""
 
@@ -358,6 +329,14 @@ class Expander:
             return state.holds(_HAS_INCLUDE.sub(has_include, line) if b"__has_" in line else line)
 
         return Conditions(holds, visit.known)
+
+    def _is_there(self, name: str, argument: str) -> bool:
+        return argument[:1] in ('"', "<") and self._index.resolve(name, argument) is not None
+
+    def _is_guarded(self, argument: str) -> bool:
+        """True for a header of the system whose guard (`_REGEX_H`) a copy of the project's has defined."""
+        guard = "_" + re.sub(r"\W", "_", include_target(argument)).upper()
+        return self._state.macros.get(guard.encode(), UNKNOWN) not in (None, UNKNOWN)
 
     def _include_argument(self, argument: bytes) -> str:
         """The argument of `#include "a.h"`, `<a.h>` or `MACRO` in quotes; "" where it cannot be said."""
@@ -383,6 +362,8 @@ class Expander:
         """Read what an include names; whether the line has to go."""
         target = self._index.resolve(visit.file.name, argument)
         if target is None:
+            if self._is_guarded(argument):
+                return True
             if not self._index.is_build_written(argument):
                 return False
             self._expansion.dropped.append(argument)

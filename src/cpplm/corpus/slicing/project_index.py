@@ -198,8 +198,14 @@ class ProjectIndex:
             and directive.argument[:1] in (b'"', b"<")
             and self.resolve(name, argument := directive.argument.decode("utf-8", "replace")) is None
             and not self.is_build_written(argument)
+            and include_target(argument) not in self._copies
             for directive in item.directives
         )
+
+    @functools.cached_property
+    def _copies(self) -> frozenset[str]:
+        """The headers of the system that the project has files of the same names of."""
+        return build_headers.SYSTEM_HEADERS.intersection(name.rpartition("/")[2] for name in self.names)
 
     def _register(self, file: ParsedFile) -> None:
         for position, item in enumerate(file.items):
