@@ -319,7 +319,7 @@ def is_whole(part: bytes) -> bool:
 
 
 def _dead_branches(lexed: LexedSource, spans: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
-    """Blank all but one branch of a group whose branches do not balance one by one.
+    """Blank all but one branch of a group whose branches do not balance one by one, and prose in `#if 0`.
 
     Of `#if 0` alone none is left, nor of `#ifndef X` within `#ifdef X`: such close for editors what
     `extern "C" {` opens, or open it for them.
@@ -332,7 +332,8 @@ def _dead_branches(lexed: LexedSource, spans: list[tuple[int, int, bytes]]) -> l
         branches = group.branches()
         parts = [bytes(code[start:end]) for start, end in branches]
         written = [number for number, part in enumerate(parts) if part.strip()]
-        if all(balance(part) == (0, 0) for part in parts):
+        is_prose = len(parts) == 1 and not is_whole(parts[0]) and _is_never_read(group.directives[0])
+        if not is_prose and all(balance(part) == (0, 0) for part in parts):
             continue
         if len(parts) == 1:
             keep = -1 if group.start in refuted or _is_never_read(group.directives[0]) else 0

@@ -87,6 +87,15 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "use.c": '#include "support/regex.h"\n#include "match.h"\n'
         "int use(struct re_pattern_buffer *p) { return p->own + match(p); }\n",
     },
+    "prose that is never read": {
+        "defs.h": "#ifdef __cplusplus\n#define C_STRUCT\n#else\n#if 0\n  EXPAND = YES\n  LEVEL = 1\n#endif\n"
+        "#define C_STRUCT struct\n#endif\n"
+        "#ifdef WIDE\ntypedef double real;\n#else\ntypedef float real;\n#endif\n",
+        "use.c": '#include "defs.h"\nreal use(void) { return 1; }\n',
+    },
+    "the version that a Makefile of GNU writes": {
+        "use.c": '#include <stdio.h>\n#include "version.h"\nint use(void) { return puts (Version); }\n',
+    },
     "a file that includes nothing": {"use.c": "void *use(void *to, size_t n) { return n ? to : NULL; }\n"},
 }  # fmt: skip
 

@@ -35,6 +35,7 @@ _TIGHT = frozenset(
         *(ItemKind.ALIAS, ItemKind.PROTOTYPE, ItemKind.VARIABLE),
     }
 )
+_VERSION = re.compile(rb"[(,]\s*Version\s*[,)]")
 _INTEGER = re.compile(rb"\bu?int(?:8|16|32|64|ptr|max)_t\b")
 _BLANK_LINES = re.compile(rb"\n(?:[ \t]*\n){2,}")
 _TESTED = re.compile(rb"(?m)^[ \t]*#[ \t]*(?:if|ifdef|ifndef|elif|undef)\b.*$")
@@ -172,6 +173,8 @@ class _Writer:
         bases = {include_target(each).rpartition("/")[2] for each in self.expansion.dropped}
         instead = (b"#include <%b>" % base.encode() for base in sorted(bases & SYSTEM_HEADERS))
         lines += [line for line in instead if line not in text]
+        if "version.h" in bases and _VERSION.search(text) and not self.expansion.declaring(b"Version"):
+            lines.append(b"extern char const *Version;")  # as Makefiles of GNU's packages write it
         before, jpeg, _ = text.partition(b"jpeglib.h")
         if jpeg and b"stdio" not in before:  # it names FILE and leaves it to others to declare that
             lines.append(b"#include <stdio.h>")
