@@ -162,3 +162,14 @@ def test_names_that_a_project_declares_itself_are_not_the_standard_s(tmp_path):
         "use.c": '#include "types.h"\nbool use(uint32_t n) { return n > 0; }\n',
     }
     assert "#include" not in one_document(tmp_path, files, of="use.c").text
+
+
+def test_a_piece_of_the_header_that_all_include_first_stands_there_once(tmp_path):
+    files = {
+        "all.h": '#ifndef ALL_H\n#define ALL_H\ntypedef unsigned word;\n#include "piece.h"\n#endif\n',
+        "piece.h": "static word turn(word w) { return w + 1; }\n#define TURN(w) turn(w)\n",
+    }
+    files |= {f"{n}.c": f'#include "all.h"\nword f{n}(word w) {{ return turn(w); }}\n' for n in range(9)}
+    text = one_document(tmp_path, files, of="piece.h").text
+    assert text.count("static word turn") == 1
+    assert compile_errors(text, language="c") == ""

@@ -34,6 +34,8 @@ def expand_unit(own: Sequence[str], index: ProjectIndex, callees: Sequence[Key] 
     first = index.forced_include or (None if is_source(root) else index.first_include)
     before = [first] if first is not None and first not in own else []
     expansion = Expander(index, own).expand([*before, root])
+    if before and len(expansion.by_file.get(index.number[root], ())) > 1:  # a piece of that, without a guard
+        expansion = Expander(index, own).expand(before)
     missing = [name for name in others if index.number[name] not in expansion.by_file]
     if missing:
         expansion = Expander(index, own).expand([*before, *missing])
