@@ -96,6 +96,20 @@ _PROJECTS: dict[str, dict[str, str]] = {
     "the version that a Makefile of GNU writes": {
         "use.c": '#include <stdio.h>\n#include "version.h"\nint use(void) { return puts (Version); }\n',
     },
+    "macros whose last lines are blank": {
+        "m.h": "int f(int);\n#define OTHER 1\n#define A(i) \\\n  f(i) \\\n\n"
+        "#define B(i) \\\n  (#i)[0] \\\n\nint g(int);\n",
+        "use.c": '#include "m.h"\nint use(void) { return A(1) + B(2) + g(3); }\n',
+    },
+    "types of the system, declared for others that lack them": {
+        "net.h": "#include <sys/socket.h>\n#if defined(LIB_OPTEE)\ntypedef unknown_t socklen_t;\n#endif\n"
+        "int length(socklen_t n);\n",
+        "use.c": '#include "net.h"\nint use(socklen_t n) { return length(n); }\n',
+    },
+    "a header that a rule writes, included as one of the system": {
+        "include/Makefile.in": "all: lib_def.h\n\nlib_def.h: MKdefs\n\tsh MKdefs > lib_def.h\n",
+        "use.c": "#include <lib_def.h>\n#ifndef DEPTH\n#define DEPTH 4\n#endif\nint depth = DEPTH;\n",
+    },
     "a file that includes nothing": {"use.c": "void *use(void *to, size_t n) { return n ? to : NULL; }\n"},
 }  # fmt: skip
 

@@ -7,6 +7,7 @@ import itertools
 import re
 from collections.abc import Mapping, Set
 
+from cpplm.corpus.slicing.build_headers import SYSTEM_NAMES
 from cpplm.corpus.slicing.expansion import Expansion, Visit
 from cpplm.cpp.conditions import is_elsewhere
 from cpplm.cpp.items import ItemKind, condition_names, conditions_in
@@ -33,6 +34,8 @@ def hiding_options(expansion: Expansion) -> set[bytes]:
     types = index.conditional_types.intersection(itertools.chain(*borrowed))
     names = _used_names(expansion) | dict.fromkeys(types, frozenset[bytes]())
     for name, around in names.items():
+        if name in SYSTEM_NAMES:
+            continue
         keys = index.declared.find(name, expansion.by_file)
         keys = [key for key in keys if index.item(key).kind != ItemKind.CALL] or keys  # those are guesses
         options = [
