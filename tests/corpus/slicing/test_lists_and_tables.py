@@ -110,6 +110,12 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "include/Makefile.in": "all: lib_def.h\n\nlib_def.h: MKdefs\n\tsh MKdefs > lib_def.h\n",
         "use.c": "#include <lib_def.h>\n#ifndef DEPTH\n#define DEPTH 4\n#endif\nint depth = DEPTH;\n",
     },
+    "a header that stands on constants of what its includer reads before": {
+        "lib.h": '#include "base.h"\n#include "use.h"\n',
+        "base.h": "enum { BASE_COUNT = 3 };\n",
+        "use.h": "enum { USE_FIRST = BASE_COUNT, USE_LAST };\n",
+        "a.c": '#include "lib.h"\nint a = USE_LAST;\n',
+    },
     "a file that includes nothing": {"use.c": "void *use(void *to, size_t n) { return n ? to : NULL; }\n"},
 }  # fmt: skip
 

@@ -267,7 +267,7 @@ def lacking_names(expansion: Expansion) -> set[bytes]:
     """The names that a header uses and that nothing before it declares.
 
     Macros and classes of the project, namespaces, macros that an `#error` asks for; names of the standard
-    library where no header of it is included.
+    library where no header of it is included, and constants where nothing is.
     """
     index = expansion.index
     used: set[bytes] = set()
@@ -279,6 +279,10 @@ def lacking_names(expansion: Expansion) -> set[bytes]:
             own |= hiding_names(item)
             scopes |= set(_NAMED_SCOPE.findall(item.text)) & item.mentions
     std = used & _OF_HEADERS
+    if len(expansion.visits) == 1:
+        std |= {
+            name for name in used - own if name.isupper() and b"_" in name and not expansion.declaring(name)
+        }
     used &= index.macros.names | index.types | index.aliases
     lacking = {name for name in used - own if not expansion.declaring(name)}
     lacking |= index.macros.names.intersection(expansion.defined)
