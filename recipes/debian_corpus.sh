@@ -5,7 +5,7 @@
 #   recipes/debian_corpus.sh blind FOLDER     projects that it is only measured on      -> FOLDER/blind
 #   recipes/debian_corpus.sh blind2 FOLDER    and two more such sets, each looked at once, -> FOLDER/blind2
 #   recipes/debian_corpus.sh blind3 FOLDER    when the work is done                     -> FOLDER/blind3
-#   recipes/debian_corpus.sh blind4 FOLDER    (also blind5 to blind19; known: looked at all along)
+#   recipes/debian_corpus.sh blind4 FOLDER    (also blind5 to blind21; known: looked at all along)
 #   recipes/debian_corpus.sh scale FOLDER     500 MB in 34,000 files                    -> FOLDER/scale
 #   recipes/debian_corpus.sh headers FOLDER   third-party headers, also those that the projects fetched so far
 #                                             are built with                            -> FOLDER/headers; prints
@@ -49,6 +49,9 @@ BLIND16="bison cpio diffutils file fluxbox gawk gnuplot patch screen tree"
 BLIND17="exempi fasttree fftw3 grep iproute2 leptonlib libbsd libunistring nettle sane-backends stunnel4 wget"
 BLIND18="bedtools ethtool giflib libedit libnl3 libonig libunwind procps samtools smartmontools unbound xz-utils"
 BLIND19="angband assimp coreutils curl htslib http-parser m4 mafft make-dfsg sed tcl8.6 weechat"
+# The last of that list.
+BLIND20="attr libassuan libcap-ng libsoxr libwebsockets memcached ncurses nlopt p7zip psmisc readline redis"
+BLIND21="e2fsprogs elfutils findutils gmp gzip hmmer libb2 libwps minimap2 nss strace tar"
 # Large C and C++ projects, to measure time and memory.
 SCALE="ffmpeg gdb git mesa qemu samba vim"
 # The failures of these were looked at, beside those of blind3.
@@ -89,7 +92,7 @@ fail() {
     exit 2
 }
 
-usage="usage: recipes/debian_corpus.sh dev|blind|blind2|...|blind19|known|scale|headers|large|tokenizer|measure FOLDER"
+usage="usage: recipes/debian_corpus.sh dev|blind|blind2|...|blind21|known|scale|headers|large|tokenizer|measure FOLDER"
 [ $# -eq 2 ] || fail "$usage"
 command -v apt-get >/dev/null || fail "there is no apt-get: this recipe needs Debian or Ubuntu"
 command -v dpkg-source >/dev/null || fail "there is no dpkg-source. Install it: sudo apt-get install dpkg-dev"
@@ -192,7 +195,7 @@ build() { # SET OUT [OPTION...]
 }
 
 case $1 in
-dev | blind | blind[2-9] | blind1[0-9] | known | scale)
+dev | blind | blind[2-9] | blind1[0-9] | blind2[01] | known | scale)
     eval "packages=\$$(echo "$1" | tr '[:lower:]' '[:upper:]')"
     # shellcheck disable=SC2086,SC2154  # a list of names
     sources "$1" $packages
@@ -220,7 +223,7 @@ tokenizer)
     done
     ;;
 measure)
-    for set_name in ${SETS:-dev blind blind2 blind3 blind4 blind5 blind6 blind7 blind8 blind9 blind10 blind11 blind12 blind13 blind14 blind15 blind16 blind17 blind18 blind19}; do
+    for set_name in ${SETS:-dev blind blind2 blind3 blind4 blind5 blind6 blind7 blind8 blind9 blind10 blind11 blind12 blind13 blind14 blind15 blind16 blind17 blind18 blind19 blind20 blind21}; do
         sh "$0" "$set_name" "$folder"
         build "$set_name" "$folder/corpus-$set_name" --mode compilable
         # shellcheck disable=SC2046  # several folders

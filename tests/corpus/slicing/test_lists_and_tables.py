@@ -116,6 +116,11 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "use.h": "enum { USE_FIRST = BASE_COUNT, USE_LAST };\n",
         "a.c": '#include "lib.h"\nint a = USE_LAST;\n',
     },
+    "a structure that a macro begins": {
+        "tries.h": "#define TRIES struct tries\ntypedef TRIES {\n  TRIES *child;\n"
+        "  int value;\n#undef TRIES\n} TRIES;\n",
+        "use.c": '#include "tries.h"\nint use(TRIES *t) { return t->child->value; }\n',
+    },
     "a file that includes nothing": {"use.c": "void *use(void *to, size_t n) { return n ? to : NULL; }\n"},
 }  # fmt: skip
 
