@@ -48,7 +48,7 @@ _HAVE_HEADERS = frozenset(
 )
 _HAVE_FUNCTIONS = frozenset(f"HAVE_{name}".encode() for name in _LINUX["functions"].split())
 # What the system's headers declare, whatever a project has for systems where they do not.
-SYSTEM_NAMES = frozenset(f"{_LINUX['functions'].lower()} {_LINUX['types']}".encode().split())
+SYSTEM_NAMES = frozenset(f"{_LINUX['functions'].lower()} {_LINUX['names']}".encode().split())
 # Types and keywords, for which a build defines something else where they are not there: EVENT__size_t.
 _C_WORD = re.compile(
     rb"(?:\A|_)((?:u?int\d+|s?size|pid|off|socklen|uid|gid|mode|time)_t|inline|const|volatile)\Z"
