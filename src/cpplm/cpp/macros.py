@@ -18,6 +18,7 @@ from typing import Literal
 
 from cpplm.cpp.conditions import MacroState
 from cpplm.cpp.lexer import ELSE_KEYWORDS, IDENTIFIER, ConditionalGroup, Directive, LexedSource, blank
+from cpplm.cpp.pasting import Pastes, chains_and_calls, numbered, pasted_by, through_others
 
 OPEN, CLOSE = b"\x01", b"\x02"
 # `blank_either`: with or without arguments.
@@ -66,11 +67,9 @@ _BEHIND = re.compile(rb"(?<=\))[ \t]*(([A-Z][A-Z0-9_]+)[ \t]*\([^()\n]*\))(?=[ \
 _CALLED = re.compile(rb"([A-Za-z_]\w*)\s*\(")
 _NAME_OR_CALL = re.compile(rb"([A-Za-z_]\w*)(\s*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))?")
 _WITH_ARGUMENTS = ("blank_call", "blank_either", "open", "close")
-_DEEPEST_PASTE = 3
-Pastes = dict[bytes, frozenset[tuple[bytes, bytes]]]
 # GObject's: `G_DEFINE_TYPE(LibItem, lib_item, G_TYPE_OBJECT)` needs LibItemClass and declares lib_item_init.
 _LIBRARY_PASTES: Pastes = {
-    b"G_" + name: frozenset((b"", ending) for ending in endings.split())
+    b"G_" + name: frozenset((number, ending) for ending in endings.split() for number in (0, 1))
     for names, endings in (
         (b"DEFINE_TYPE DEFINE_TYPE_WITH_CODE DEFINE_TYPE_WITH_PRIVATE DEFINE_ABSTRACT_TYPE DEFINE_FINAL_TYPE"
          b" DECLARE_FINAL_TYPE DECLARE_DERIVABLE_TYPE", b"Class _get_type _init _class_init"),
@@ -82,7 +81,6 @@ _TYPE_END = re.compile(rb"[\w*&]\s*\Z")
 # `void`, `int n`, `T*`: no arguments of an attribute
 _PARAMETERS = re.compile(rb"^\s*void\s*$|\w\s+[*&]*\s*[A-Za-z_]|\w\s*[*&]+\s*(?:,|$)")
 _PARENTHESIS = re.compile(rb"[()]")
-_PASTE = re.compile(rb"\w+(?:\s*##\s*\w+)+")
 
 
 def macro_bodies(directives: Iterable[Directive]) -> dict[bytes, set[bytes]]:
@@ -98,14 +96,15 @@ def macro_bodies(directives: Iterable[Directive]) -> dict[bytes, set[bytes]]:
         rest = directive.argument[len(directive.macro) :]
         takes_arguments = rest.startswith(b"(")
         body = (rest[rest.find(b")") + 1 :] if takes_arguments else rest).strip()
+        if takes_arguments:
+            body = numbered(body, rest[1 : rest.find(b")")].split(b","))
         parameter = rest[1 : rest.find(b")")].strip() if takes_arguments else b""
         if parameter and len(body) <= _LONGEST_BODY and parameter in body.split():
             body = b" ".join(_ARGUMENT if word == parameter else word for word in body.split())
         if body.startswith(b"@") and (word := body.strip(b"@").lower()) in _SPECIFIERS:
             body = word  # of a template: `#define INLINE @INLINE@`
         if len(body) > _LONGEST_BODY:
-            pastes = b" ".join(match.group() for match in _PASTE.finditer(body))
-            body = b"0 " + pastes + b" " + body[-1:]
+            body = b"0 " + b" ".join(chains_and_calls(body)) + b" " + body[-1:]
         bodies.setdefault(directive.macro, set()).add((b"(" if takes_arguments else b" ") + body)
     return bodies
 
@@ -133,7 +132,7 @@ class MacroTable:
     def from_bodies(cls, bodies: dict[bytes, set[bytes]]) -> MacroTable:
         """Classify by definitions; macros made of macros take as many rounds as it needs."""
         pastes = {
-            name: frozenset(pair for text in texts for pair in _pasted(text))
+            name: frozenset(pair for text in texts for pair in pasted_by(text))
             for name, texts in bodies.items()
         }
         masks: dict[bytes, Mask] = {}
@@ -150,7 +149,7 @@ class MacroTable:
         for name, texts in maskable.items():
             if name not in masks and all(text.endswith((b"}", b";")) for text in texts):
                 masks[name] = "statement"
-        pasting = _through_others({name: pairs for name, pairs in sorted(pastes.items()) if pairs}, bodies)
+        pasting = through_others({name: pairs for name, pairs in sorted(pastes.items()) if pairs}, bodies)
         functions = frozenset(n for n, texts in bodies.items() if any(text[:1] == b"(" for text in texts))
         # One without parameters renames what has its name: `#define f PREFIX(f)`.
         pasting = {name: pasting[name] for name in pasting if name in functions}
@@ -161,9 +160,18 @@ class MacroTable:
         names: set[bytes] = set()
         for macro in mentions & self.pastes.keys():
             for call in _calls_of(macro).finditer(text):
-                words = re.findall(rb"\w+", call.group(1))
-                names.update(before + word + after for before, after in self.pastes[macro] for word in words)
+                names |= self.paste(macro, call.group(1).split(b","))
         return names
+
+    def paste(self, macro: bytes, arguments: list[bytes]) -> set[bytes]:
+        """The names that one call of a macro makes of its arguments."""
+        words = [argument.strip() for argument in arguments]
+        made = (
+            b"".join(part if isinstance(part, bytes) else words[part] for part in template)
+            for template in self.pastes[macro]
+            if all(isinstance(part, bytes) or part < len(words) for part in template)
+        )
+        return set(filter(IDENTIFIER.fullmatch, made))
 
     def mask_of(self, name: bytes) -> Mask | None:
         """The treatment of an identifier, or None when it is ordinary code."""
@@ -171,30 +179,6 @@ class MacroTable:
         if known or not (b"A" <= name[:1] <= b"Z" or name.startswith(b"_")):
             return known
         return _well_known(name)
-
-
-def _through_others(pastes: Pastes, bodies: dict[bytes, set[bytes]]) -> Pastes:
-    """A macro that calls one that pastes, pastes too: `#define DECLARE(x) extern int FLAG(x)`."""
-    expanded = dict(pastes)
-    for _ in range(_DEEPEST_PASTE):
-        inherited = {
-            name: frozenset().union(
-                *(expanded[other] for text in texts for other in _CALLED.findall(text) if other in expanded)
-            )
-            for name, texts in sorted(bodies.items())
-            if name not in pastes
-        }
-        expanded = pastes | {name: pairs for name, pairs in inherited.items() if pairs}
-    return expanded
-
-
-def _pasted(body: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The text before and after each argument that is pasted to it."""
-    if b"##" in body:
-        for chain in _PASTE.findall(body):
-            parts = [part.strip() for part in chain.split(b"##")]
-            for number in range(len(parts)):
-                yield b"".join(parts[:number]), b"".join(parts[number + 1 :])
 
 
 def _classify(bodies: set[bytes], masks: dict[bytes, Mask], absent: frozenset[bytes]) -> Mask | None:

@@ -121,6 +121,13 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "  int value;\n#undef TRIES\n} TRIES;\n",
         "use.c": '#include "tries.h"\nint use(TRIES *t) { return t->child->value; }\n',
     },
+    "names that a macro pastes of several arguments, and by way of another": {
+        "super.h": "#define JOIN(a, b) a##b\n#define LAST(kind) JOIN(kind, _last)\n"
+        "#define FUNCTIONS(name, ver, flag) \\\n"
+        "static int has_##name(void) { return EXT##ver##_HAS_##flag; }\n"
+        "#define EXT4_HAS_SPARSE 4\nenum { mode_first, mode_last };\nFUNCTIONS(sparse, 4, SPARSE)\n",
+        "use.c": '#include "super.h"\nint use(void) { return has_sparse() + LAST(mode); }\n',
+    },
     "a file that includes nothing": {"use.c": "void *use(void *to, size_t n) { return n ? to : NULL; }\n"},
 }  # fmt: skip
 

@@ -51,7 +51,7 @@ def made_enumerators(item: Item, text: bytes, macros: MacroTable) -> Iterator[Ma
         if name in defines:
             made = [_made_by(macro, words) for macro in defines[name]]
         elif name in macros.pastes:
-            made = [before + words[0] + after for before, after in macros.pastes[name]]
+            made = sorted(macros.paste(name, words))
         else:
             made = words[:1]
         end = max(closing(text, call.end(2)), call.end())
