@@ -29,7 +29,8 @@ _MARKED_POINTER = re.compile(rb"\s*(?:\w+\s+)*\w+\s*\*\s*\w+\s+\w+\s*\([^{};=]*\
 _INSTANTIATION = re.compile(rb"\s*(?:extern\s+)?template\s+(?!\s*<)")
 _PARENTHESIZED = re.compile(rb"\(\s*(\w+)\s*\)\s*\(")  # `typedef unsigned long (callback)(int);`
 _ENUMERATOR = re.compile(rb"[{,]\s*([A-Za-z_]\w*)")
-_CALL = re.compile(rb"\w*\s*\([^()]*\)")
+_CALL = re.compile(rb"(?:\b\w++\s*+)?\([^()]*+\)")
+_DEEPEST_CALL = 8
 _NO_NAMES = frozenset(
     b"auto char class const double enum extern final float inline int long short signed static struct "
     b"typedef union unsigned void volatile".split()
@@ -305,7 +306,7 @@ def _guess(item: Item, code: bytes) -> None:
             item.names += tuple(IDENTIFIER.findall(trimmed, trimmed.rfind(b"}") + 1))
         if words[: words[:1].count(b"typedef") + 1][-1:] == [b"enum"]:
             body = code[code.find(b"{") :]
-            while _CALL.search(body):  # of macros that make enumerators; or in a value
+            for _ in range(_DEEPEST_CALL):  # of macros that make enumerators; or in a value
                 body = _CALL.sub(b",", body)
             item.names += tuple(_ENUMERATOR.findall(body))
     elif re.match(rb"(?:typedef|using)\b", trimmed):

@@ -64,7 +64,6 @@ _ARGUMENT = b"\x03"
 _DOUBLED = re.compile(rb"\s*\(\s*\(")
 _TYPE_ARGUMENT = re.compile(rb"\s*\(([\w\s*&:]+)\)\s*(?=[A-Za-z_])")
 _BEHIND = re.compile(rb"(?<=\))[ \t]*(([A-Z][A-Z0-9_]+)[ \t]*\([^()\n]*\))(?=[ \t]*;)")
-_CALLED = re.compile(rb"([A-Za-z_]\w*)\s*\(")
 _NAME_OR_CALL = re.compile(rb"([A-Za-z_]\w*)(\s*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))?")
 _WITH_ARGUMENTS = ("blank_call", "blank_either", "open", "close")
 # GObject's: `G_DEFINE_TYPE(LibItem, lib_item, G_TYPE_OBJECT)` needs LibItemClass and declares lib_item_init.

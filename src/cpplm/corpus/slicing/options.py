@@ -19,7 +19,7 @@ _OPTIONS = re.compile(rb"#if(?:def)?\s++" + _OPTION + rb"(?:\s*+(?:&&|\|\|)\s*+"
 _NEGATED = re.compile(rb"!\s*(?:defined\s*)?\(?\s*\w+")
 _KEYWORDS_OF_CONDITIONS = frozenset(b"if ifdef ifndef elif else defined".split())
 # What a line of a class declares: `int a, b[2];`, `int (*call)(void);`.
-_MEMBER = re.compile(rb"(\w+)\s*(?:\[[^]]*\]\s*)*(?::\s*\d+\s*)?[;,]|\(\s*\*\s*(\w+)\s*\)")
+_MEMBER = re.compile(rb"\b(\w++)\s*+(?:\[[^]]*+\]\s*+)*+(?::\s*+\d++\s*+)?[;,]|\(\s*\*\s*(\w+)\s*\)")
 
 
 def hiding_options(expansion: Expansion) -> set[bytes]:
