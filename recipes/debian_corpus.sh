@@ -182,7 +182,8 @@ headers() { # unpack, not install, binary packages; print their folders
         ls -d "$folder"/headers/usr/$path 2>/dev/null || true
     done
     cat "$folder"/headers/usr/*/pkgconfig/*.pc "$folder"/headers/usr/lib/*/pkgconfig/*.pc 2>/dev/null |
-        sed -n 's/^Cflags.*-I\${includedir}\/\([A-Za-z0-9._+/-]*\).*/\1/p' | sort -u | while read -r path; do
+        sed -n -e 's/^Cflags.*-I\${includedir}\/\([A-Za-z0-9._+/-]*\).*/\1/p' \
+            -e 's/^includedir=.*\/include\/\([A-Za-z0-9._+/-]*\)$/\1/p' | sort -u | while read -r path; do
         ls -d "$folder/headers/usr/include/$path" "$folder"/headers/usr/include/*-linux-gnu/"$path" 2>/dev/null || true
     done
 }
