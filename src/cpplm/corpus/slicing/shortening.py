@@ -293,18 +293,14 @@ def _outline(item: Item, macros: MacroTable, *, bare: bool) -> _Outline:
         if node.parent is not None and node.parent.type == "friend_declaration":
             continue  # found by its arguments only, so it has to stay what it is
         head = _ALIGNMENT.sub(b"", code[start:head_end])
-        found = _declared(node, head, is_data=node in unnamed)
-        is_other = found is None and b"(" not in head
-        if found is None or found.re is not _FUNCTION_POINTER:
-            is_other |= _OTHER.match(head.partition(b"=")[0] if node in unnamed else head) is not None
+        name = _declared_name(node, head, is_data=node in unnamed)
         # What is as short may be asked for its value by the compiler: `T data[words_in(n)]`.
         is_short = body is not None and body.end_byte - body.start_byte < _SHORT_BODY
         kept_heads = _KEPT_BARE if bare and not is_short else _KEPT
-        if start < position or node.has_error or kept_heads.search(head) or is_other:
+        if start < position or node.has_error or kept_heads.search(head) or name is None:
             continue
         if body is not None and calls_a_parameter(code[:start], head, code[body.start_byte : body.end_byte]):
             continue
-        name = found.group(found.re.groups).lstrip(b"~") if found else b""
         if body is not None:
             head_end = end_of_head(body)
         floor = ends[bisect.bisect(directives, start)]
@@ -330,11 +326,15 @@ def _names(text: bytes, macros: MacroTable) -> frozenset[bytes]:
     return names | macros.pasted(names, text)
 
 
-def _declared(node: tree_sitter.Node, head: bytes, *, is_data: bool) -> re.Match[bytes] | None:
-    """The name that a function, a member or an enumerator declares, in its last group."""
+def _declared_name(node: tree_sitter.Node, head: bytes, *, is_data: bool) -> bytes | None:
+    """The name that a function, a member or an enumerator declares, if any; None for anything else."""
     if is_data and (pointer := _FUNCTION_POINTER.match(head)):
-        return pointer
-    return (IDENTIFIER if node.type == "enumerator" else _DATA if is_data else _METHOD).search(head)
+        return pointer.group(1)
+    pattern = IDENTIFIER if node.type == "enumerator" else _DATA if is_data else _METHOD
+    found = pattern.search(head)
+    if (found is None and b"(" not in head) or _OTHER.match(head.partition(b"=")[0] if is_data else head):
+        return None
+    return found.group(pattern.groups).lstrip(b"~") if found else b""
 
 
 def _enumeration(item: Item, text: bytes, macros: MacroTable) -> _Outline | None:
