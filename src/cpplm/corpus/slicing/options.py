@@ -23,7 +23,7 @@ _MEMBER = re.compile(rb"\b(\w++)\s*+(?:\[[^]]*+\]\s*+)*+(?::\s*+\d++\s*+)?[;,]|\
 
 
 def hiding_options(expansion: Expansion) -> set[bytes]:
-    """The options of a build without which nothing declares a name of own text, or a typedef of any text.
+    """The options without which nothing declares a name or a member of own text, or a typedef of any text.
 
     Such are macros that the undecided conditions around every declaration of the name ask for: `#ifdef A`,
     `#if defined A && !defined B`, `#if A || B`, no branch of several.
