@@ -1,4 +1,4 @@
-"""Where an item at namespace scope ends: by its brackets, not by a grammar."""
+"""The end of an item at namespace scope, by its brackets, not by a grammar."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from typing import Literal
 
 from cpplm.cpp.conditions import MacroState
 from cpplm.cpp.lexer import ELSE_KEYWORDS, IDENTIFIER, ConditionalGroup, Directive, LexedSource, blank
-from cpplm.cpp.pasting import Pastes, chains_and_calls, numbered, pasted_by, through_others
+from cpplm.cpp.token_pasting import Pastes, chains_and_calls, numbered, pasted_by, through_others
 
 OPEN, CLOSE = b"\x01", b"\x02"
 # `blank_either`: with or without arguments.

@@ -194,7 +194,7 @@ def build_defaults(roots: Iterable[Path]) -> BuildDefaults:
     macros: dict[bytes, bytes] = {}
     templates: list[tuple[str, str]] = []
     forced = None
-    written: set[str] = set()
+    written: frozenset[str] = frozenset()
     for root in roots:
         for path in (*sorted(root.glob("*.m4")), *sorted(root.glob("*/*.m4"))):
             with suppress(OSError):
@@ -215,14 +215,14 @@ def build_defaults(roots: Iterable[Path]) -> BuildDefaults:
                     macros.setdefault(b"GETTEXT_PACKAGE", b'""')  # by macros of autoconf's libraries
                 text = data.decode("utf-8", "replace")
                 forced = next(iter(_FORCED_INCLUDE.findall(text)), forced)
-                written.update(name for pair in _WRITTEN_HEADER.findall(text) for name in pair if name)
+                written |= {name for pair in _WRITTEN_HEADER.findall(text) for name in pair if name}
                 for template, header in _configured_headers(text):
                     found = next(filter(Path.is_file, (path.parent / template, root / template)), path)
                     if found != path or path.name in AUTOCONF_SCRIPTS:
                         name = PurePosixPath(os.path.relpath(found, root)).as_posix()
                         templates.append((PurePosixPath(header).name, name))
     templates.sort(key=lambda each: is_foreign(each[1]))
-    return BuildDefaults(values, tuple(templates), macros, forced, frozenset(written))
+    return BuildDefaults(values, tuple(templates), macros, forced, written - PUBLIC_HEADERS)
 
 
 def _defined_macros(data: bytes) -> Iterator[tuple[bytes, bytes]]:

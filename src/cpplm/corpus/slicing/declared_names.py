@@ -6,9 +6,9 @@ import functools
 import re
 from collections.abc import Set
 
-from cpplm.corpus.slicing.enumerators import made_enumerators
 from cpplm.corpus.slicing.shadowing import template_parameters
 from cpplm.corpus.slicing.shortening import without_comments
+from cpplm.corpus.slicing.x_macros import made_enumerators
 from cpplm.cpp.items import Item, ItemKind
 from cpplm.cpp.keywords import KEYWORDS
 from cpplm.cpp.lexer import IDENTIFIER

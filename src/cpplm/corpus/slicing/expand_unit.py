@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cpplm.corpus.slicing.build_options import hiding_options
 from cpplm.corpus.slicing.expansion import Expander, Expansion
 from cpplm.corpus.slicing.lookup import lacking_names
-from cpplm.corpus.slicing.options import hiding_options
 from cpplm.corpus.slicing.project_index import Key, ProjectIndex
 from cpplm.cpp.file_suffixes import is_source
 

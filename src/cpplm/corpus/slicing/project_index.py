@@ -328,7 +328,7 @@ class ProjectIndex:
 
     def is_build_written(self, argument: str) -> bool:
         """True for an include that nothing answers, of a header that only a build can have written."""
-        is_written = include_target(argument) in self.defaults.written - build_headers.PUBLIC_HEADERS
+        is_written = include_target(argument) in self.defaults.written
         return self.closed and (is_written or build_headers.is_build_written(argument, self._folders))
 
 

@@ -104,9 +104,8 @@ class _Writer:
             text = without_comments(visit.gone[place[1]])
         gap = self._gap(place, visit) if complete else None
         if gap is not None:
-            ending = (
-                b"\n" if self.parts and self.parts[-1].endswith(b"\\") else b""
-            )  # the last line of a macro
+            # The last line of a macro, which is blank.
+            ending = b"\n" if self.parts and self.parts[-1].endswith(b"\\") else b""
             self._write(ending + gap)
             self._enter(stack)
             code = visit.file.data[original.start : original.end]

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 import tree_sitter
 
-from cpplm.corpus.slicing.enumerators import made_enumerators
 from cpplm.corpus.slicing.members import (
     body_of,
     calls_a_parameter,
     defines_member,
     end_of_head,
 )
+from cpplm.corpus.slicing.x_macros import made_enumerators
 from cpplm.cpp.doc_comments import code_end
 from cpplm.cpp.items import Item, ItemKind, condition_names, mentioned_in
 from cpplm.cpp.lexer import IDENTIFIER, lex

@@ -1,4 +1,4 @@
-"""Enumerators that calls of macros make in an enumeration, as lists of names and texts often do.
+"""X macros: enumerators that calls of macros make in an enumeration.
 
 Such as `enum { #define E(code, text) ERROR_##code, E(FULL, "disk full") #undef E };` on as many lines.
 """

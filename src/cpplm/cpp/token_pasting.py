@@ -1,4 +1,4 @@
-"""What macros paste together: `#define FLAG(kind, name) LIB_##kind##_##name`, also by calls of each other."""
+"""Names that macros paste of their arguments (`LIB_##kind##_##name`), also by calls of each other."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def through_others(pastes: Pastes, bodies: dict[bytes, set[bytes]]) -> Pastes:
 
 
 def _passed_on(inner: tuple[bytes | int, ...], arguments: list[bytes]) -> tuple[bytes | int, ...]:
-    """What a macro pastes by a call of another one, with these arguments; nothing where none is its own."""
+    """The pastes of a macro by a call of another one, with these arguments; empty where none is its own."""
     parts: list[bytes | int] = []
     for part in inner:
         if isinstance(part, bytes):
@@ -71,7 +71,7 @@ def _parts(chain: bytes) -> list[bytes | int]:
 
 
 def pasted_by(body: bytes) -> Iterator[tuple[bytes | int, ...]]:
-    """What a body pastes together of its parameters and other words."""
+    """The pastes in a body, of parameters and other words."""
     for chain in _PASTE.findall(body) if b"##" in body else ():
         parts = _parts(chain)
         if any(isinstance(part, int) for part in parts):
