@@ -57,8 +57,6 @@ _C_WORD = re.compile(
 _SWITCH = re.compile(rb"HAVE_|(?:^|_)(?:CONFIG|ENABLE|WITH|USE)_")
 # Which autoconf always defines, with PACKAGE_NAME and so on; and gettext.
 _STRINGS = (b"PACKAGE", b"VERSION", b"GETTEXT_PACKAGE")
-# A header with the types of <stdint.h>, as by AX_CREATE_STDINT_H: GCint.h, _stdint.h.
-INTEGER_HEADER = re.compile(r"(?:(?<![a-z])|std)int(?:types)?\.h[\">]")
 _CONFIGURE_FILE = re.compile(r"(?i)\bconfigure_file\s*\(([^()]*)\)")
 _CONFIG_HEADERS = re.compile(r"\bA[CM]_CONFIG_HEADERS?\s*\(\[?([^\[\](),]*)")
 _EXPORT_MACRO = re.compile(rb"\bEXPORT_MACRO_NAME\s+(\w+)")  # of CMake's generate_export_header

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cpplm.corpus.slicing.build_headers import (
-    INTEGER_HEADER,
     SYSTEM_HEADERS,
     default_definition,
     include_target,
@@ -36,7 +35,6 @@ _TIGHT = frozenset(
     }
 )
 _VERSION = re.compile(rb"[(,]\s*Version\s*[,)]")
-_INTEGER = re.compile(rb"\bu?int(?:8|16|32|64|ptr|max)_t\b")
 _BLANK_LINES = re.compile(rb"\n(?:[ \t]*\n){2,}")
 _TESTED = re.compile(rb"(?m)^[ \t]*#[ \t]*(?:if|ifdef|ifndef|elif|undef)\b.*$")
 # Whether a macro is defined at all.
@@ -166,20 +164,17 @@ class _Writer:
             for name in self.expansion.defined
             if name in names
         ]
-        if any(map(INTEGER_HEADER.search, self.expansion.dropped)) and _INTEGER.search(text):
-            lines.append(b"#include <stdint.h>")
         is_c = index.is_c and all(language_of(name, True) == "c" for name in self.expansion.roots)
-        missing = missing_headers(text, lambda name: bool(self.expansion.declaring(name)), is_c=is_c)
-        lines += [line for header in missing if (line := b"#include <%b>" % header) not in lines]
+        missing = missing_headers(
+            text, self.expansion.dropped, lambda name: bool(self.expansion.declaring(name)), is_c=is_c
+        )
+        lines += [b"#include <%b>" % header for header in missing]
         # `<lib/stdbool.h>` is for where the system has none.
         bases = {include_target(each).rpartition("/")[2] for each in self.expansion.dropped}
         instead = (b"#include <%b>" % base.encode() for base in sorted(bases & SYSTEM_HEADERS))
         lines += [line for line in instead if line not in text]
         if "version.h" in bases and _VERSION.search(text) and not self.expansion.declaring(b"Version"):
             lines.append(b"extern char const *Version;")  # as Makefiles of GNU's packages write it
-        before, jpeg, _ = text.partition(b"jpeglib.h")
-        if jpeg and b"stdio" not in before:  # it names FILE and leaves it to others to declare that
-            lines.append(b"#include <stdio.h>")
         lines += [
             b"#define %b %b" % (name, of_build[name])
             for name in sorted(of_build.keys() & names)

@@ -6,7 +6,7 @@ A build would have them from a header that it writes, or from whoever includes a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 # ISO C 7.20, 7.18, 7.19; whatever else is known to declare the same with glibc and libstdc++.
 _HEADERS = (
@@ -26,24 +26,33 @@ _ALONE = (
     (re.compile(rb"\bva_list\b"), b"stdarg.h"),
     (re.compile(rb"\btime_t\b"), b"time.h"),
 )
+# A header with the types of <stdint.h>, as by AX_CREATE_STDINT_H: GCint.h, _stdint.h.
+_INTEGER_HEADER = re.compile(r"(?:(?<![a-z])|std)int(?:types)?\.h[\">]")
 _INCLUDED = re.compile(rb'(?m)^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)')
 
 
-def missing_headers(text: bytes, is_declared: Callable[[bytes], bool], *, is_c: bool) -> list[bytes]:
+def missing_headers(
+    text: bytes, dropped: Iterable[str], is_declared: Callable[[bytes], bool], *, is_c: bool
+) -> list[bytes]:
     """The headers for names in a text that the project does not declare itself.
 
     Args:
         text: of a document.
+        dropped: arguments of includes of headers that only a build can have written (`"GCint.h"`).
         is_declared: whether a file of the project declares a name.
         is_c: the text is C, which has no type `bool` or `wchar_t` of its own.
     """
     included = _INCLUDED.findall(text)
     wanted = list(_ALONE) if not included else []
-    if is_c or not included:
+    if is_c or not included or any(map(_INTEGER_HEADER.search, dropped)):
         wanted += [
             (names, header)
             for names, header, others in _HEADERS[: 3 if is_c else 1]
             if not any(map(others.fullmatch, included))
         ]
     used = ((header, {*names.findall(text)}) for names, header in wanted)
-    return sorted({header for header, names in used if names and not any(map(is_declared, names))})
+    missing = {header for header, names in used if names and not any(map(is_declared, names))}
+    before, jpeg, _ = text.partition(b"jpeglib.h")
+    if jpeg and b"stdio" not in before:  # it names FILE and leaves it to others to declare that
+        missing.add(b"stdio.h")
+    return sorted(missing)
