@@ -163,6 +163,16 @@ def test_a_header_of_libjpeg_has_what_it_needs_before_it(tmp_path):
     assert second.count("stdio.h") == 1
 
 
+@pytest.mark.parametrize(
+    "before", ["", "#include <stdint.h>\n", "#ifdef _WIN32\ntypedef int uint32_t;\n#endif\n"]
+)
+def test_types_of_an_integer_header_that_a_build_writes_are_of_stdint(tmp_path, before):
+    files = {"a.cpp": f'#include "_stdint.h"\n{before}uint32_t a;\n'}
+    document = one_document(tmp_path, files, of="a.cpp")
+    assert document.text.count("#include <stdint.h>") == 1
+    assert compile_errors(document.text) == ""
+
+
 def test_an_enumerator_whose_comma_is_in_another_branch_stays():
     text = b"enum kinds { unknown, png, mng\n#ifdef WITH_JNG\n  , jng\n#endif\n};\n"
     (item,) = read_items(text, MacroTable(), language="c").items
