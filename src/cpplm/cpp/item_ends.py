@@ -37,7 +37,10 @@ def bracket_end(code: bytes, start: int, table: MacroTable) -> int:
         byte = match.group()
         if byte in b"{([":
             if depth == 0 and byte == b"{":
-                requires = bool(_REQUIRES.search(code, start, match.start()))
+                # Looked for as a word first: a list of a thousand braces is one item.
+                requires = code.find(b"requires", start, match.start()) >= 0 and bool(
+                    _REQUIRES.search(code, start, match.start())
+                )
             depth += 1
         elif byte == b";":
             if depth == 0 and not declares_parameter(code, start, match.start()):

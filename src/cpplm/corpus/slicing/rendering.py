@@ -41,6 +41,9 @@ _TESTED = re.compile(rb"(?m)^[ \t]*#[ \t]*(?:if|ifdef|ifndef|elif|undef)\b.*$")
 _ASKED = re.compile(rb"(?:\bifn?def[ \t]+|\bdefined[ \t]*\(?[ \t]*)(\w+)")
 
 
+_NO_WORD = bytes(code if chr(code).isalnum() and code < 128 or code == ord("_") else ord(" ") for code in range(256))
+
+
 class PlacedItem(NamedTuple):
     """An item as written: where its code begins in the document, and whether that is the code of the file."""
 
@@ -148,17 +151,12 @@ class _Writer:
         """Write before all else what a build has to define, where the text asks for it."""
         text = b"".join(self.parts)
         index = self.expansion.index
-        values = {name for name in index.switches if name in text} - set(_ASKED.findall(text))
+        words = _words(text)
+        values = (index.switches.keys() & words) - set(_ASKED.findall(text))
         of_build = index.build_macros | {name: index.switches[name] for name in values}
-        mentioned = [name for name in of_build if name in text]
-        code = _TESTED.sub(b"", text) if mentioned else text
-        # Most names are in no text: looking for each is faster than finding all words of the text.
-        names = {
-            name
-            for known, read in ((self.expansion.defined, text), (mentioned, code))
-            for name in known
-            if name in read and re.search(rb"\b" + name + rb"\b", read)
-        }
+        names = words.intersection(self.expansion.defined)
+        if mentioned := of_build.keys() & words:
+            names |= mentioned & _words(_TESTED.sub(b"", text))
         lines = [
             (b"#define %b %b" % (name, default_definition(name))).rstrip()
             for name in self.expansion.defined
@@ -354,6 +352,11 @@ class _Writer:
         else:
             self._write(frame.opener + b"\n")
             self.open.append((frame, len(frame.lines) == 1))
+
+
+def _words(text: bytes) -> set[bytes]:
+    """All identifiers, keywords and numbers of a text, a third of the time of a pattern."""
+    return set(text.translate(_NO_WORD).split())
 
 
 def _conditions(item: Item) -> list[Frame]:
