@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tree_sitter
 
@@ -114,6 +115,27 @@ def read_syntax(
     """
     spans, functions = find_spans(root, rules, shift=shift, whole=whole)
     return Syntax(spans, find_doc_pairs(functions, text, plain, shift=shift, whole=whole), len(functions))
+
+
+def share_names(items: Iterable[Item], shared: dict[Any, Any]) -> None:
+    """Have one object for each name, set and stack: most of an item would be its own copies of them.
+
+    Args:
+        items: of a file.
+        shared: the names and sets of all files so far; those of these items are added.
+    """
+
+    def share_set(names: frozenset[bytes]) -> frozenset[bytes]:
+        found = shared.get(names)
+        if found is None:
+            found = frozenset(map(shared.setdefault, names, names))
+            shared[found] = found
+        return found
+
+    stacks: dict[tuple[int, ...], tuple[Frame, ...]] = {}
+    for item in items:
+        item.stack = stacks.setdefault(tuple(map(id, item.stack)), item.stack)
+        item.mentions, item.accesses = share_set(item.mentions), share_set(item.accesses)
 
 
 def _item(

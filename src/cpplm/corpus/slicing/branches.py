@@ -70,6 +70,8 @@ def choose_header(
         is_there: whether the project has what the argument of an include names.
         holds: what is known of a condition.
     """
+    if len(item.directives) < 5:  # `#if`, an include, `#else`, an include, `#endif`
+        return
     group: Condition | None = None
     headers: dict[tuple[bytes, ...], bool] = {}
     for directive in item.directives:

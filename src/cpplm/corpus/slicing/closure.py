@@ -45,6 +45,7 @@ class Closure:
         too_long: items that are known to need more than any document holds.
         chosen: the items, own and borrowed, as they are to be written.
         reasons: of those that are borrowed.
+        settled: the chosen places but those that are only declared.
         size: of all, in the unit of the budget.
     """
 
@@ -56,6 +57,7 @@ class Closure:
     too_long: Set[Place] = frozenset()
     chosen: dict[Place, Item] = field(default_factory=dict)
     reasons: dict[Place, Reason] = field(default_factory=dict)
+    settled: set[Place] = field(default_factory=set)
     size: int = 0
     _accesses: set[bytes] = field(default_factory=set)  # the members that own items use, of whatever
     _used: set[bytes] = field(default_factory=set)  # all names in own items
@@ -72,7 +74,6 @@ class Closure:
     _attached: dict[tuple[bytes, ...], int] = field(default_factory=dict)
     _depth: dict[Place, int] = field(default_factory=dict)  # of borrowed items: steps from an own one
     _forward: set[Place] = field(default_factory=set)  # of the chosen those that are only declared
-    _settled: set[Place] = field(default_factory=set)  # and the others
     # The rank of the last lookup of a name; the same for those of which a declaration is enough.
     _done: dict[bytes, Rank] = field(default_factory=dict)
     _done_weakly: dict[bytes, Rank] = field(default_factory=dict)
@@ -96,7 +97,7 @@ class Closure:
                     self.size -= self.measure.item(self.chosen[place].text)
                 self.chosen[place] = item
                 if place not in self._forward:
-                    self._settled.add(place)
+                    self.settled.add(place)
                 self.size += self.measure.item(item.text if gone is None else gone)
                 waiting.append((place, item))
                 self._accesses |= item.accesses
@@ -110,7 +111,7 @@ class Closure:
         item = self.expansion.item(place)
         self.reasons.setdefault(place, Reason(item.function_name, place))
         if place not in self._forward:
-            self._settled.add(place)
+            self.settled.add(place)
         return self._follow([(place, self._take(place, self.detail if detail is None else detail))], most)
 
     def direct_needs(self, place: Place) -> list[Place]:
@@ -123,7 +124,7 @@ class Closure:
     def take(self, unnamed: dict[Place, Item], most: float) -> bool:
         """Take borrowed items that nothing names, and what they need; False as soon as that is too long."""
         self.chosen |= unnamed
-        self._settled |= unnamed.keys() - self._forward
+        self.settled |= unnamed.keys() - self._forward
         self.too_long = frozenset()  # that is said of what items name
         return self._follow([(place, item) for place, item in unnamed.items() if item.mentions], most)
 
@@ -134,12 +135,12 @@ class Closure:
             meanings = self.lookup.meanings(place, item)
             weak: Set[bytes] = frozenset()
             if place in self.reasons and self.detail >= Detail.FORWARD:
-                declared = self.lookup.declared(place, item)
+                declared = self.lookup.declared(place, meanings)
                 weak = declared.keys()
                 for name, others in declared.items():
                     self._reached[name] |= others
             if self.detail >= Detail.SKELETON:
-                self._call(place, item)
+                self._call(place, meanings)
             depth = self._depth.get(place, 0) + 1
             for name, found in self._needs(place, meanings, weak):
                 if found in self.too_long and name not in weak and most < float("inf"):
@@ -166,9 +167,9 @@ class Closure:
         self._completed = state
         return bool(queue)
 
-    def _call(self, place: Place, item: Item) -> None:
+    def _call(self, place: Place, meanings: Meanings) -> None:
         """Note the members that an item may use, and the classes that they have been left out of."""
-        names = self.lookup.called(place, item, borrowed=place in self.reasons) - self._called
+        names = self.lookup.called(place, meanings, borrowed=place in self.reasons) - self._called
         self._called |= names
         for name in names & self._left_out.keys():
             self._incomplete |= self._left_out.pop(name)
@@ -184,10 +185,10 @@ class Closure:
         short = self.shortener.forward(self.expansion.item(place)) if weak else None
         if short is not None:
             self._forward.add(place)
-            self._settled.discard(place)
+            self.settled.discard(place)
         else:
             self._forward.discard(place)
-            self._settled.add(place)
+            self.settled.add(place)
         return self._take(place, Detail.NO_COMMENTS if depth <= self.whole_depth else self.detail, short)
 
     def _take(self, place: Place, detail: Detail, short: Item | None = None) -> Item:
@@ -201,20 +202,21 @@ class Closure:
                         self._left_out[member.name].add(place)
             else:
                 short = self.shortener.shorten(item, detail)
-        if place in self.chosen:
-            self.size -= self.measure.item(self.chosen[place].text)
-        self.chosen[place] = short
-        self.size += self.measure.item(short.text)
+        before = self.chosen.get(place)
+        if before is not short:
+            self.chosen[place] = short
+            self.size += self.measure.item(short.text)
+            self.size -= self.measure.item(before.text) if before is not None else 0
         return short
 
     def _needs(self, place: Place, meanings: Meanings, weak: Set[bytes]) -> list[tuple[bytes, Place]]:
         """The places that an item needs and that are not there yet, each with the name that leads there."""
         item = meanings.item
-        rank = self.lookup.rank(place, item)
+        rank = meanings.rank
         chosen, forward = self.chosen, self._forward
         needs: list[tuple[bytes, Place]] = []
         # Most often all of them are there.
-        for name, key, places, exact in () if meanings.places <= self._settled else meanings.candidates:
+        for name, key, places, exact in () if meanings.places <= self.settled else meanings.candidates:
             is_weak = name in weak
             if not exact:
                 done = self._done_weakly if is_weak else self._done

@@ -365,9 +365,11 @@ class _Slicer:
         for found in self._closure(Detail.BARE).direct_needs(place):
             if found not in self.examined:
                 self.examined.add(found)
-                if not self._closure(Detail.BARE).borrow(found, self.budget):
+                closure = self._closure(Detail.BARE)
+                if not closure.borrow(found, self.budget):
                     self.too_long.add(found)
                     return
+                self.examined |= closure.settled  # what it needs fits, too
 
     def _closed(self, own: Sequence[Place], detail: Detail) -> Closure:
         closure = self._closure(detail)

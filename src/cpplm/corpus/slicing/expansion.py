@@ -32,6 +32,7 @@ from cpplm.cpp.parser import language_of
 from cpplm.cpp.segments import Condition, Frame
 
 _DEEPEST, _MOST_VISITS, _MOST_VISITS_OF_A_FILE = 200, 20_000, 64  # the first as g++ has it
+_DEFINITIONS = (b"define", b"undef")
 _STATEMENTS = (b"define", b"undef", b"pragma", b"error")  # no conditions, no includes
 _HAS_INCLUDE = re.compile(rb"__has_include\s*\(\s*(\"[^\"]*\"|<[^>]*>)\s*\)")
 Place = tuple[int, int]  # number of a visit, number of an item in its file
@@ -265,14 +266,16 @@ class Expander:
         """Carry out the directives of an item that is read, or may be."""
         frames, of_likely = around.frames, around.of_likely
         is_conditional = any(isinstance(frame, Condition) for frame in frames)
+        if len(item.directives) == 1 and item.directives[0].keyword in _DEFINITIONS:  # most are
+            self._define(item.directives[0], unknown=is_conditional, likely=of_likely is not None)
+            return
         removed: list[Directive] = []
         external: list[tuple[tuple[Condition, ...], bytes]] = []
         made = {d.macro for d in item.directives if d.keyword == b"define"}  # `#define F "a.c"`, `#include F`
         decided = not visit.own and item.kind == ItemKind.INCLUDE
         is_dead = not visit.own and item.kind == ItemKind.MACRO
-        if len(item.directives) > 4:  # `#if`, an include, `#else`, an include, `#endif`
-            is_there = functools.partial(self._is_there, visit.file.name)
-            choose_header(item, conditions, is_there, self._state.holds)
+        is_there = functools.partial(self._is_there, visit.file.name)
+        choose_header(item, conditions, is_there, self._state.holds)
         for directive, inner in nested_directives(visit.file, number):
             keyword = directive.keyword
             live = not inner or conditions.live(inner)
@@ -308,7 +311,7 @@ class Expander:
 
     def _define(self, directive: Directive, *, unknown: bool, likely: bool) -> None:
         """Carry out `#define` and `#undef`; `unknown`: they may not be read."""
-        if directive.keyword not in (b"define", b"undef"):
+        if directive.keyword not in _DEFINITIONS:
             return
         name, macro = parse_define(directive.argument)
         value = macro if directive.keyword == b"define" else None

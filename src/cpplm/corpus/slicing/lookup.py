@@ -56,15 +56,25 @@ class Candidates(NamedTuple):
 
 @dataclass(slots=True)
 class Meanings:
-    """What the identifiers of an item may stand for, in their order, and all places among these.
+    """What the identifiers of an item at a place may stand for.
 
-    `members`: the identifiers that member functions outside their classes have, too.
+    Attributes:
+        item: as it is written there, perhaps shortened.
+        rank: from which it sees names.
+        candidates: for each identifier, in order.
+        places: all among these.
+        members: the identifiers that member functions outside their classes have, too.
+        calls: the names by which it may use members of classes, by whether it is borrowed.
+        declared: the names that a declaration is enough for, if it is borrowed; None until that is looked up.
     """
 
     item: Item
+    rank: Rank
     candidates: list[Candidates]
     places: frozenset[Place]
     members: frozenset[bytes]
+    calls: dict[bool, Set[bytes]] = field(default_factory=dict)
+    declared: Mapping[bytes, Set[bytes]] | None = None
 
 
 class RankedPlaces(NamedTuple):
@@ -94,8 +104,6 @@ class NameLookup:
     _hidden: dict[Place, Set[bytes]] = field(default_factory=dict)
     # By identity, since an item comes in several lengths; it is kept, so that no other gets its id.
     _found: dict[tuple[Place, int], Meanings] = field(default_factory=dict)
-    _declared: dict[tuple[Place, int], Mapping[bytes, Set[bytes]]] = field(default_factory=dict)
-    _called: dict[tuple[Place, int, bool], Set[bytes]] = field(default_factory=dict)
 
     def meanings(self, place: Place, item: Item) -> Meanings:
         """What the identifiers of an item may stand for.
@@ -110,28 +118,25 @@ class NameLookup:
             candidates = self._look_up(place, item)
             places = frozenset().union(*(each.places for each in candidates))
             names = (item.mentions | item.accesses) & self.expansion.index.members.names()
-            found = self._found[key] = Meanings(item, candidates, places, names)
+            found = self._found[key] = Meanings(item, self.rank(place, item), candidates, places, names)
         return found
 
-    def declared(self, place: Place, item: Item) -> Mapping[bytes, Set[bytes]]:
+    def declared(self, place: Place, meanings: Meanings) -> Mapping[bytes, Set[bytes]]:
         """The names in a borrowed item that a declaration is enough for, see `needs_only_declared`."""
-        key = (place, id(item))
-        found = self._declared.get(key)
-        if found is None:
+        if meanings.declared is None:
+            item = meanings.item
             names = needs_only_declared(item.text, item.kind)
             complete = self.complete(place, item)
-            found = {name: declared for name, declared in names.items() if name not in complete}
-            self._declared[key] = found
-        return found
+            meanings.declared = {name: declared for name, declared in names.items() if name not in complete}
+        return meanings.declared
 
-    def called(self, place: Place, item: Item, *, borrowed: bool) -> Set[bytes]:
+    def called(self, place: Place, meanings: Meanings, *, borrowed: bool) -> Set[bytes]:
         """The names by which an item may use members of classes."""
-        key = (place, id(item), borrowed)
-        found = self._called.get(key)
+        found = meanings.calls.get(borrowed)
         if found is None:
             original = self.expansion.item(place)
-            found = called_in(original, item) if borrowed else original.mentions | original.accesses
-            self._called[key] = found
+            found = called_in(original, meanings.item) if borrowed else original.mentions | original.accesses
+            meanings.calls[borrowed] = found
         return found
 
     def rank(self, place: Place, item: Item) -> Rank:

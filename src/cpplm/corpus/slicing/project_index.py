@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
+from typing import Any
 
 from cpplm.corpus.include_index import IncludeIndex
 from cpplm.corpus.ingest.discovery import (
@@ -25,12 +26,12 @@ from cpplm.corpus.slicing.entries import EntriesByName
 from cpplm.corpus.slicing.splicing import Splice, source_lines, splice
 from cpplm.corpus.slicing.units import TYPE_NAME
 from cpplm.cpp.file_suffixes import is_source
-from cpplm.cpp.items import FileItems, Item, ItemKind, conditions_in, read_items
+from cpplm.cpp.items import FileItems, Item, ItemKind, conditions_in, read_items, share_names
 from cpplm.cpp.keywords import KEYWORDS
 from cpplm.cpp.lexer import IDENTIFIER, INCLUDE_KEYWORDS, Directive, LexedSource, names_in
 from cpplm.cpp.macros import MacroTable, inner_first
 from cpplm.cpp.parser import is_c_project, language_of
-from cpplm.cpp.segments import Condition, Frame
+from cpplm.cpp.segments import Condition
 
 _DEFINING = (b"define", b"undef", b"pragma")
 # Macros that change what system headers declare: defined for those, though no code mentions them.
@@ -107,7 +108,7 @@ class ProjectIndex:
         field(default_factory=dict)
     )
     _parsed: dict[str, ParsedFile] = field(default_factory=dict)
-    _names: dict[bytes, bytes] = field(default_factory=dict)
+    _shared: dict[Any, Any] = field(default_factory=dict)
     _targets: dict[tuple[str, str], str | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -140,7 +141,7 @@ class ProjectIndex:
                 parsed = replace(parsed, items=[_whole(parsed.lexed, number)])
             for each in (source, parsed):
                 each.lexed.keep_directives()
-            self._share_names(parsed.items)
+            share_names(parsed.items, self._shared)
             items = parsed.items
             guards = _guards(parsed)
             events = [
@@ -169,15 +170,6 @@ class ProjectIndex:
             )
             self._register(found)
         return found
-
-    def _share_names(self, items: Iterable[Item]) -> None:
-        """Have one object for each name and stack: most of an item would be its own copies of them."""
-        share = self._names.setdefault
-        stacks: dict[tuple[int, ...], tuple[Frame, ...]] = {}
-        for item in items:
-            item.stack = stacks.setdefault(tuple(map(id, item.stack)), item.stack)
-            item.mentions = frozenset(map(share, item.mentions, item.mentions))
-            item.accesses = frozenset(map(share, item.accesses, item.accesses))
 
     def _parse(self, name: str, data: bytes) -> FileItems:
         return read_items(

@@ -41,7 +41,10 @@ _TESTED = re.compile(rb"(?m)^[ \t]*#[ \t]*(?:if|ifdef|ifndef|elif|undef)\b.*$")
 _ASKED = re.compile(rb"(?:\bifn?def[ \t]+|\bdefined[ \t]*\(?[ \t]*)(\w+)")
 
 
-_NO_WORD = bytes(code if chr(code).isalnum() and code < 128 or code == ord("_") else ord(" ") for code in range(256))
+# Of each byte itself, or a blank where it belongs to no identifier or number.
+_WORD_BYTES = bytes(
+    byte if byte < 128 and (chr(byte).isalnum() or byte == ord("_")) else 32 for byte in range(256)
+)
 
 
 class PlacedItem(NamedTuple):
@@ -152,7 +155,8 @@ class _Writer:
         text = b"".join(self.parts)
         index = self.expansion.index
         words = _words(text)
-        values = (index.switches.keys() & words) - set(_ASKED.findall(text))
+        values = index.switches.keys() & words
+        values -= set(_ASKED.findall(text)) if values else set()
         of_build = index.build_macros | {name: index.switches[name] for name in values}
         names = words.intersection(self.expansion.defined)
         if mentioned := of_build.keys() & words:
@@ -356,7 +360,7 @@ class _Writer:
 
 def _words(text: bytes) -> set[bytes]:
     """All identifiers, keywords and numbers of a text, a third of the time of a pattern."""
-    return set(text.translate(_NO_WORD).split())
+    return set(text.translate(_WORD_BYTES).split())
 
 
 def _conditions(item: Item) -> list[Frame]:

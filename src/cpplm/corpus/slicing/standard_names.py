@@ -28,7 +28,7 @@ _ALONE = (
 )
 # A header with the types of <stdint.h>, as by AX_CREATE_STDINT_H: GCint.h, _stdint.h.
 _INTEGER_HEADER = re.compile(r"(?:(?<![a-z])|std)int(?:types)?\.h[\">]")
-_INCLUDED = re.compile(rb'(?m)^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)')
+_INCLUDED = re.compile(rb'#[ \t]*include[ \t]*[<"]([^>"\n]+)')
 
 
 def missing_headers(
@@ -42,7 +42,11 @@ def missing_headers(
         is_declared: whether a file of the project declares a name.
         is_c: the text is C, which has no type `bool` or `wchar_t` of its own.
     """
-    included = _INCLUDED.findall(text)
+    included = [
+        match.group(1)
+        for match in _INCLUDED.finditer(text)
+        if not text[text.rfind(b"\n", 0, match.start()) + 1 : match.start()].strip()  # `// #include <a.h>`
+    ]
     wanted = list(_ALONE) if not included else []
     if is_c or not included or any(map(_INTEGER_HEADER.search, dropped)):
         wanted += [
