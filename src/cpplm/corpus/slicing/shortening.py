@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import functools
 import re
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import filterfalse, pairwise
@@ -26,7 +26,7 @@ from cpplm.corpus.slicing.members import (
 from cpplm.corpus.slicing.x_macros import made_enumerators
 from cpplm.cpp.doc_comments import code_end
 from cpplm.cpp.items import Item, ItemKind, condition_names, mentioned_in
-from cpplm.cpp.lexer import IDENTIFIER, lex
+from cpplm.cpp.lexer import ELSE_KEYWORDS, IDENTIFIER, IF_KEYWORDS, Directive, conditional_groups, lex
 from cpplm.cpp.macros import MacroTable, mask
 from cpplm.cpp.parser import grammar
 
@@ -159,7 +159,7 @@ class Shortener:
         if key not in self._known:  # the item itself is kept too, so that no other gets its id
             bare = detail == Detail.BARE
             outline = None if detail == Detail.NO_COMMENTS else self._outline(item, bare=bare)
-            short = _with_text(item, outline.text if outline else without_comments(item.text))
+            short = self._with_text(item, outline.text if outline else without_comments(item.text))
             self._known[key] = (item, short)
             if outline:  # it has the same members
                 self._outlines[id(short), bare] = (short, outline)
@@ -177,7 +177,7 @@ class Shortener:
                 declaration = head.group(1).rstrip() + b";"
             short = None
             if declaration is not None and item.kind == ItemKind.TYPE and not item.qualifier:
-                short = replace(_with_text(item, declaration), kind=ItemKind.FORWARD)
+                short = replace(self._with_text(item, declaration), kind=ItemKind.FORWARD)
             self._forwards[id(item)] = (item, short)
         return self._forwards[id(item)][1]
 
@@ -195,7 +195,7 @@ class Shortener:
             text = _tidy(_without(outline.text, spans)) if spans else outline.text
             if (id(item), text) not in self._skeletons:
                 mentioned = outline.mentioned_without(gone)
-                self._skeletons[id(item), text] = (item, _with_text(item, text, mentioned))
+                self._skeletons[id(item), text] = (item, self._with_text(item, text, mentioned))
                 self._bytes += len(text)
             found = self._wanted[key] = (self._skeletons[id(item), text][1], gone)
         return found
@@ -211,6 +211,21 @@ class Shortener:
         self._outlines[id(item), bare] = (item, self._shapes[shape])
         return self._shapes[shape]
 
+    def _with_text(self, item: Item, text: bytes, mentioned: Set[bytes] | None = None) -> Item:
+        """The item as this text; `mentioned`: its identifiers that stand alone, where those are known."""
+        if text == item.text:
+            return item
+        short = replace(item, text=text, spans=b"", pairs=b"")  # they are offsets in the text as it was
+        if item.kind in (ItemKind.TYPE, ItemKind.FUNCTION):
+            mentioned = mentioned_in(text) if mentioned is None else mentioned
+            gone = mentioned_in(item.text) - mentioned - condition_names(item.stack)
+            made = self.macros.pasted(item.mentions, item.text) - self.macros.pasted(item.mentions, text)
+            short.mentions -= gone | (made - mentioned)  # what stands around it stays
+            short.functions = 0
+        if item.kind == ItemKind.FUNCTION and b"{" not in text:
+            short.kind, short.function_name = ItemKind.PROTOTYPE, b""
+        return short
+
 
 def called_in(item: Item, short: Item) -> Set[bytes]:
     """The names by which a borrowed item, as shortened, may use members of classes."""
@@ -222,21 +237,6 @@ def called_in(item: Item, short: Item) -> Set[bytes]:
 @functools.lru_cache(maxsize=1_024)
 def _identifiers(text: bytes) -> frozenset[bytes]:
     return frozenset(IDENTIFIER.findall(text))
-
-
-def _with_text(item: Item, text: bytes, mentioned: Set[bytes] | None = None) -> Item:
-    """The item as this text; `mentioned` are the identifiers of it that stand alone, where that is known."""
-    if text == item.text:
-        return item
-    short = replace(item, text=text, spans=b"", pairs=b"")  # they are offsets in the text as it was
-    if item.kind in (ItemKind.TYPE, ItemKind.FUNCTION):
-        mentioned = mentioned_in(text) if mentioned is None else mentioned
-        gone = mentioned_in(item.text) - mentioned - condition_names(item.stack)
-        short.mentions -= gone  # what stands around it and what macros make of it stays
-        short.functions = 0
-    if item.kind == ItemKind.FUNCTION and b"{" not in text:
-        short.kind, short.function_name = ItemKind.PROTOTYPE, b""
-    return short
 
 
 @functools.lru_cache(maxsize=4_096)
@@ -288,7 +288,8 @@ def _outline(item: Item, macros: MacroTable, *, bare: bool) -> _Outline:
             end = comma.end()
         body = body_of(node)
         head_end = body.start_byte if body is not None else end
-        if bisect.bisect(directives, start) != bisect.bisect(directives, end):
+        inside = lexed.directives[bisect.bisect(directives, start) : bisect.bisect(directives, end)]
+        if inside and (body is None or not _are_within(inside, body)):
             continue  # half of it may be another function, or its comma another branch's
         if node.parent is not None and node.parent.type == "friend_declaration":
             continue  # found by its arguments only, so it has to stay what it is
@@ -318,6 +319,16 @@ def _outline(item: Item, macros: MacroTable, *, bare: bool) -> _Outline:
     short = b"".join([*kept, text[position:]])
     others = _names(_without(short, [(start, end) for start, end, _, _ in members]), macros)
     return _Outline(short, tuple(members), others, frozenset(member.name for member in members))
+
+
+def _are_within(directives: Sequence[Directive], body: tree_sitter.Node) -> bool:
+    """True for whole `#if` groups in a function's body, which can go with it."""
+    _, balanced = conditional_groups(directives)
+    return (
+        balanced
+        and directives[0].start >= body.start_byte
+        and all(each.keyword in IF_KEYWORDS | ELSE_KEYWORDS for each in directives)
+    )
 
 
 def _names(text: bytes, macros: MacroTable) -> frozenset[bytes]:
