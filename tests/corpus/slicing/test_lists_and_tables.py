@@ -21,6 +21,25 @@ _CLASS = (
     "#define LAST_OF(type) type##_LAST\nstruct Model {\n  enum Order {\n" + _ORDERS + "    Order_LAST\n  };\n"
     "  static constexpr int last() { return LAST_OF(Order) + Order_7; }\n};\n"
 )
+_BODY = (
+    "static int serve(int n)\n{\n#ifdef LOG\n  start_log();\n#else\n  n--;\n#endif\n"
+    + "".join(f"  int step_{n} = {n};\n" for n in range(200))
+    + "  return n + step_7;\n}\n"
+)
+_POINTERS = (
+    "void *get(const char *);\n#define GET(name) api_##name = get(#name)\n"
+    + "".join(f"static int (*api_call_{n})(int first, int second);\n" for n in range(100))
+    + "static int init(void) {\n"
+    + "".join(f"  GET(call_{n});\n" for n in range(100))
+    + "  return 1;\n}\n"
+)
+_LONG = {
+    "a table of functions": (_TABLE, "((struct plugin *)0)->call_7(0, 0, 0)"),
+    "a list of options": (_LIST, "OPT_NUMBER_7"),
+    "names that a macro puts together": (_CLASS, "Model::last()"),
+    "a body with branches": (_BODY, "serve(7)"),
+    "names that a macro pastes in a body": (_POINTERS, "init() + api_call_7(1, 2)"),
+}
 
 _PROJECTS: dict[str, dict[str, str]] = {
     "a type that has the name of a macro with arguments": {
@@ -139,11 +158,7 @@ def test_a_project_compiles(tmp_path, files):
     assert compile_errors(document.text, language="c" if name.endswith(".c") else "c++") == ""
 
 
-@pytest.mark.parametrize(
-    ("header", "used"),
-    [(_TABLE, "((struct plugin *)0)->call_7(0, 0, 0)"), (_LIST, "OPT_NUMBER_7"), (_CLASS, "Model::last()")],
-    ids=["a table of functions", "a list of options", "names that a macro puts together"],
-)
+@pytest.mark.parametrize(("header", "used"), _LONG.values(), ids=_LONG)
 def test_of_a_long_table_only_what_is_used_is_borrowed(tmp_path, header, used):
     name = "use.cc" if "Model" in header else "use.c"
     files = {"table.h": header, name: f'#include "table.h"\nint use(void) {{ return {used}; }}\n'}
