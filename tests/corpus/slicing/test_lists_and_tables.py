@@ -26,6 +26,9 @@ _BODY = (
     + "".join(f"  int step_{n} = {n};\n" for n in range(200))
     + "  return n + step_7;\n}\n"
 )
+_UNREADABLE = (
+    "#define APPLY(op) n op 2;\nstatic int turn(int n)\n{\n  APPLY(+=)\n" + _BODY.partition("#endif\n")[2]
+)
 _POINTERS = (
     "void *get(const char *);\n#define GET(name) api_##name = get(#name)\n"
     + "".join(f"static int (*api_call_{n})(int first, int second);\n" for n in range(100))
@@ -38,6 +41,7 @@ _LONG = {
     "a list of options": (_LIST, "OPT_NUMBER_7"),
     "names that a macro puts together": (_CLASS, "Model::last()"),
     "a body with branches": (_BODY, "serve(7)"),
+    "a body that the parser cannot read": (_UNREADABLE, "turn(7)"),
     "names that a macro pastes in a body": (_POINTERS, "init() + api_call_7(1, 2)"),
 }
 
@@ -179,6 +183,15 @@ def test_arguments_in_a_list_declare_nothing(tmp_path):
     text = one_document(tmp_path, files, of="use.c").text
     assert "OPTION" not in text
     assert "NOTE" not in text
+
+
+def test_a_signature_in_a_macro_declares_nothing_but_its_function(tmp_path):
+    files = {
+        "box.h": "typedef unsigned word;\n#define METHOD(f) inline int f noexcept\n"
+        "struct Box { int size(word n) noexcept; };\nMETHOD(Box::size(word n)) { return n; }\n",
+        "use.cc": '#include "box.h"\nword use(word n) { return n; }\n',
+    }
+    assert "METHOD" not in one_document(tmp_path, files, of="use.cc").text
 
 
 def test_an_option_that_a_build_sets_keeps_its_value(tmp_path):

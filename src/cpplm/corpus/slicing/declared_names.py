@@ -6,8 +6,8 @@ import functools
 import re
 from collections.abc import Set
 
+from cpplm.corpus.slicing.outlines import without_comments
 from cpplm.corpus.slicing.shadowing import template_parameters
-from cpplm.corpus.slicing.shortening import without_comments
 from cpplm.corpus.slicing.x_macros import made_enumerators
 from cpplm.cpp.items import Item, ItemKind
 from cpplm.cpp.keywords import KEYWORDS
@@ -29,6 +29,7 @@ _QUALIFIED = re.compile(rb"\b(\w+)\s*::\s*(\w+)")
 _SPECIALIZATION = re.compile(
     rb"template\s*<[^{;]*>\s*(?:class|struct|union)\s+[^<:{;#]*(?:::[^<:{;#]*)*<[^{;]*"
 )
+_SIGNATURE = re.compile(rb"[\w\s*&:~]*?(\w+)\s*\(")
 _NESTED_CLASS = re.compile(rb"(\w+)\s*::\s*\w+\s*(?:final\s*)?(?:\{|:(?!:))")
 _BASES = re.compile(rb"(?<!:):(?!:)[^{]*")
 
@@ -56,7 +57,11 @@ def declared_names(item: Item, macros: MacroTable, types: Set[bytes]) -> set[byt
         start = call.start() if call else len(head)
         end = closing(head, start) if call else start
         arguments = head[start : end if end > start else None]  # `CONSTANT(Tag, name, {});`
-        names.update(_UNQUALIFIED.findall(_STRING.sub(b"", arguments.partition(b"(")[2])))
+        inner = _STRING.sub(b"", arguments.partition(b"(")[2])
+        signature = _SIGNATURE.match(inner) if item.kind == ItemKind.FUNCTION else None
+        if signature is not None:  # `METHOD(Class::name(int n)) {`, of which the class has a declaration
+            return {signature.group(1)} if b"::" not in signature.group() else set()
+        names.update(_UNQUALIFIED.findall(inner))
         names -= _KEYWORDS
     if item.kind in (ItemKind.PROTOTYPE, ItemKind.FUNCTION):
         names.update(name for macro, name in _NAMED_BY_MACRO.findall(item.text) if macro in macros.names)

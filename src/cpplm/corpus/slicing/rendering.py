@@ -20,7 +20,7 @@ from cpplm.corpus.slicing.build_headers import (
     include_target,
 )
 from cpplm.corpus.slicing.expansion import Expansion, Place, Visit
-from cpplm.corpus.slicing.shortening import without_comments
+from cpplm.corpus.slicing.outlines import without_comments
 from cpplm.corpus.slicing.standard_names import missing_headers
 from cpplm.cpp.items import Item, ItemKind
 from cpplm.cpp.lexer import IF_KEYWORDS

@@ -11,7 +11,7 @@ import re
 
 from cpplm.corpus.slicing.incomplete_types import MEMBER_END
 from cpplm.corpus.slicing.members import members_and_bodies
-from cpplm.corpus.slicing.shortening import without_comments
+from cpplm.corpus.slicing.outlines import without_comments
 from cpplm.cpp.items import Item, ItemKind
 from cpplm.cpp.lexer import IDENTIFIER
 
