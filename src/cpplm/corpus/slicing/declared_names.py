@@ -29,7 +29,7 @@ _QUALIFIED = re.compile(rb"\b(\w+)\s*::\s*(\w+)")
 _SPECIALIZATION = re.compile(
     rb"template\s*<[^{;]*>\s*(?:class|struct|union)\s+[^<:{;#]*(?:::[^<:{;#]*)*<[^{;]*"
 )
-_SIGNATURE = re.compile(rb"[\w\s*&:~]*?(\w+)\s*\(")
+_NO_NAME = re.compile(rb"[^\w\s*&:~]")
 _NESTED_CLASS = re.compile(rb"(\w+)\s*::\s*\w+\s*(?:final\s*)?(?:\{|:(?!:))")
 _BASES = re.compile(rb"(?<!:):(?!:)[^{]*")
 
@@ -58,9 +58,10 @@ def declared_names(item: Item, macros: MacroTable, types: Set[bytes]) -> set[byt
         end = closing(head, start) if call else start
         arguments = head[start : end if end > start else None]  # `CONSTANT(Tag, name, {});`
         inner = _STRING.sub(b"", arguments.partition(b"(")[2])
-        signature = _SIGNATURE.match(inner) if item.kind == ItemKind.FUNCTION else None
-        if signature is not None:  # `METHOD(Class::name(int n)) {`, of which the class has a declaration
-            return {signature.group(1)} if b"::" not in signature.group() else set()
+        name, parenthesis, _ = inner.partition(b"(")
+        if item.kind == ItemKind.FUNCTION and parenthesis and name and not _NO_NAME.search(name):
+            # `METHOD(Class::name(int n)) {`, of which the class has a declaration
+            return set(IDENTIFIER.findall(name)[-1:]) if b"::" not in name else set()
         names.update(_UNQUALIFIED.findall(inner))
         names -= _KEYWORDS
     if item.kind in (ItemKind.PROTOTYPE, ItemKind.FUNCTION):
