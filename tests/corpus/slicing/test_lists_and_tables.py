@@ -151,6 +151,11 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "#define EXT4_HAS_SPARSE 4\nenum { mode_first, mode_last };\nFUNCTIONS(sparse, 4, SPARSE)\n",
         "use.c": '#include "super.h"\nint use(void) { return has_sparse() + LAST(mode); }\n',
     },
+    "an operator of a type that a macro names": {
+        "guid.h": "typedef struct { unsigned a; } GUID;\n#define REFGUID const GUID &\n"
+        "inline bool operator==(REFGUID x, REFGUID y) { return x.a == y.a; }\n",
+        "use.cc": '#include "guid.h"\nbool use(REFGUID g) { return g == g; }\n',
+    },
     "a file that includes nothing": {"use.c": "void *use(void *to, size_t n) { return n ? to : NULL; }\n"},
 }  # fmt: skip
 

@@ -231,11 +231,12 @@ class Closure:
         others: list[tuple[bytes, Place]] = []
         if item.kind in TYPE_KINDS:
             self._types.update(item.names)
-            if self._attached.get(item.names) != len(self._types):
-                self._attached[item.names] = len(self._types)
-                others += [
-                    (name, found) for name, found, types in self.lookup.attached(item) if types <= self._types
-                ]
+        names = meanings.attaching
+        if names and self._attached.get(names) != len(self._types):
+            self._attached[names] = len(self._types)
+            others += [
+                (name, found) for name, found, types in self.lookup.attached(names) if types <= self._types
+            ]
         if self.detail <= Detail.NO_COMMENTS and not self.lookup.is_dead(place):
             others += self._member_definitions(item, meanings.members - self._named)
         return needs + [(name, found) for name, found in others if found not in chosen or found in forward]

@@ -64,6 +64,8 @@ class Meanings:
         candidates: for each identifier, in order.
         places: all among these.
         members: the identifiers that member functions outside their classes have, too.
+        attaching: the types that it declares, or macros that may stand for types (`REFGUID`), which operators
+            or specializations take.
         calls: the names by which it may use members of classes, by whether it is borrowed.
         declared: the names that a declaration is enough for, if it is borrowed; None until that is looked up.
     """
@@ -73,6 +75,7 @@ class Meanings:
     candidates: list[Candidates]
     places: frozenset[Place]
     members: frozenset[bytes]
+    attaching: tuple[bytes, ...]
     calls: dict[bool, Set[bytes]] = field(default_factory=dict)
     declared: Mapping[bytes, Set[bytes]] | None = None
 
@@ -117,8 +120,10 @@ class NameLookup:
         if found is None:
             candidates = self._look_up(place, item)
             places = frozenset().union(*(each.places for each in candidates))
-            names = (item.mentions | item.accesses) & self.expansion.index.members.names()
-            found = self._found[key] = Meanings(item, self.rank(place, item), candidates, places, names)
+            members = (item.mentions | item.accesses) & self.expansion.index.members.names()
+            attaching = self._attaching(item)
+            found = Meanings(item, self.rank(place, item), candidates, places, members, attaching)
+            self._found[key] = found
         return found
 
     def declared(self, place: Place, meanings: Meanings) -> Mapping[bytes, Set[bytes]]:
@@ -213,16 +218,26 @@ class NameLookup:
     def _key(self, place: Place) -> Key:
         return self.expansion.visits[place[0]].file.number, place[1]
 
-    def attached(self, item: Item) -> list[tuple[bytes, Place, Set[bytes]]]:
-        """The operators and specializations of the types that an item declares, each with all its types."""
-        if item.names not in self._attached:
-            self._attached[item.names] = [
+    def attached(self, names: tuple[bytes, ...]) -> list[tuple[bytes, Place, Set[bytes]]]:
+        """The operators and specializations of types of these names, each with all its types."""
+        if names not in self._attached:
+            self._attached[names] = [
                 (name, place, {each for each in types if self._is_type(each)})
-                for name in item.names
+                for name in names
                 for key, types in self.expansion.index.attached.find(name, self.expansion.by_file)
                 for place in self.expansion.places(key)
             ]
-        return self._attached[item.names]
+        return self._attached[names]
+
+    def _attaching(self, item: Item) -> tuple[bytes, ...]:
+        """The names of an item that operators or specializations take: of types, and of macros for types."""
+        index = self.expansion.index
+        macros = (each.macro for each in item.directives) if item.kind == ItemKind.MACRO else ()
+        names = item.names if item.kind in TYPE_KINDS else macros
+        found = tuple(name for name in names if name in index.attached)
+        if item.kind == ItemKind.MACRO and found and not any(map(self._is_type, item.mentions)):
+            return ()
+        return found
 
     def _is_type(self, name: bytes) -> bool:
         """True if the expansion declares a type of this name."""
