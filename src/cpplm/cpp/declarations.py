@@ -27,6 +27,8 @@ _CONVERSION = re.compile(rb"(?:.*::)?\s*(\w*)(?:<.*>)?::\s*operator\s+[^()]*\(\s
 # `T *UNKNOWN_MACRO f(int);` is read as a product.
 _MARKED_POINTER = re.compile(rb"\s*(?:\w+\s+)*\w+\s*\*\s*\w+\s+\w+\s*\([^{};=]*\)\s*;\s*\Z")
 _INSTANTIATION = re.compile(rb"\s*(?:extern\s+)?template\s+(?!\s*<)")
+# `typedef status (CALL *callback)(int);`
+_CALLBACK = re.compile(rb"\btypedef\b[^(){};]*+\(\s*+(?:\w++\s++)++\*\s*+(\w++)\s*+\)\s*+\(")
 _PARENTHESIZED = re.compile(rb"\(\s*(\w+)\s*\)\s*\(")  # `typedef unsigned long (callback)(int);`
 _ENUMERATOR = re.compile(rb"[{,]\s*([A-Za-z_]\w*)")
 _CALL = re.compile(rb"(?:\b\w++\s*+)?\([^()]*+\)")
@@ -139,7 +141,8 @@ def _classify(item: Item, node: tree_sitter.Node, code: bytes) -> None:
         if body is not None:
             _type(item, body)
         item.kind = ItemKind.TYPE if body is not None and body.child_by_field_name("body") else ItemKind.ALIAS
-        item.names += _declared_names(node) or tuple(_PARENTHESIZED.findall(code)[:1])
+        callback = tuple(_CALLBACK.findall(code)[:1])
+        item.names += callback or _declared_names(node) or tuple(_PARENTHESIZED.findall(code)[:1])
     elif kind in ("using_declaration", "namespace_alias_definition"):
         _using(item, node, code)
     elif kind == "namespace_definition" and not IDENTIFIER.search(code, code.find(b"{")):

@@ -199,6 +199,15 @@ def test_a_signature_in_a_macro_declares_nothing_but_its_function(tmp_path):
     assert "METHOD" not in one_document(tmp_path, files, of="use.cc").text
 
 
+def test_a_calling_convention_of_another_library_hides_no_name(tmp_path):
+    pointer = "typedef status (CALL *checker)(void *handle, int a);"
+    files = {
+        "check.h": f"typedef int status;\n{pointer}\nstruct config {{ checker check; }};\n",
+        "use.c": '#include "check.h"\nstatus use(struct config *c) { return c->check(0, 1); }\n',
+    }
+    assert pointer in one_document(tmp_path, files, of="use.c").text
+
+
 def test_an_option_that_a_build_sets_keeps_its_value(tmp_path):
     files = {
         "lib/fcntl.in.h": "#define O_BINARY 0\n",
