@@ -16,6 +16,11 @@ _LIST = (
     + _OPTIONS
     + "#undef OPTION\n  LAST\n} option;\n"
 )
+_COMMAS = (
+    "#define ERROR(name, text) ERR_##name\ntypedef enum {\n"
+    + ",\n".join(f'ERROR(NUMBER_{n}, "this is what error {n} is about")' for n in range(200))
+    + "\n, ERR_COUNT\n} error;\n"
+)
 _ORDERS = "".join(f"    Order_{n},\n" for n in range(200))
 _CLASS = (
     "#define LAST_OF(type) type##_LAST\nstruct Model {\n  enum Order {\n" + _ORDERS + "    Order_LAST\n  };\n"
@@ -39,6 +44,7 @@ _POINTERS = (
 _LONG = {
     "a table of functions": (_TABLE, "((struct plugin *)0)->call_7(0, 0, 0)"),
     "a list of options": (_LIST, "OPT_NUMBER_7"),
+    "a list with commas between what macros make": (_COMMAS, "ERR_NUMBER_7"),
     "names that a macro puts together": (_CLASS, "Model::last()"),
     "a body with branches": (_BODY, "serve(7)"),
     "a body that the parser cannot read": (_UNREADABLE, "turn(7)"),

@@ -241,10 +241,12 @@ def _declared_name(node: tree_sitter.Node, head: bytes, *, is_data: bool) -> byt
 def _enumeration(item: Item, text: bytes, macros: MacroTable) -> Outline | None:
     """An enumeration of which the calls that make enumerators may be left out, but the first."""
     made = list(made_enumerators(item, text, macros))[1:] if b"enum" in text else []
+    # One without a comma is the last before something that begins with one, unless the macro writes them.
+    commas = [text.startswith(b",", each.end - 1) for each in made]
     members = tuple(
-        Member(start, end, names[0], frozenset(IDENTIFIER.findall(text, start, end)))
-        for names, start, end in made
-        if len(names) == 1
+        Member(each.start, each.end, each.names[0], frozenset(IDENTIFIER.findall(text, each.start, each.end)))
+        for each, comma in zip(made, commas, strict=True)
+        if len(each.names) == 1 and (comma or not any(commas))
     )
     if not members:
         return None
