@@ -232,7 +232,7 @@ def build_project(
     index = unread_index(project, scans)
     own = [file for file in project.files if file.makes_documents]
     units = make_units(own, scans, index.resolve, merge=plan.mode != "file")
-    del scans  # as large as the index
+    del scans  # the index has what units need of them
     context = ProjectContext(project.project.name, project.digest, index, project.semantic)
     batches = batched_by_size(units, lambda unit: unit.size, BATCH_BYTES)
     tally = _ProjectCounts()

@@ -266,7 +266,7 @@ class Expander:
         """Carry out the directives of an item that is read, or may be."""
         frames, of_likely = around.frames, around.of_likely
         is_conditional = any(isinstance(frame, Condition) for frame in frames)
-        if len(item.directives) == 1 and item.directives[0].keyword in _DEFINITIONS:  # most are
+        if len(item.directives) == 1 and item.directives[0].keyword in _DEFINITIONS:  # no branch, no include
             self._define(item.directives[0], unknown=is_conditional, likely=of_likely is not None)
             return
         removed: list[Directive] = []

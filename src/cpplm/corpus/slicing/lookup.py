@@ -56,7 +56,7 @@ class Candidates(NamedTuple):
 
 @dataclass(slots=True)
 class Meanings:
-    """What the identifiers of an item at a place may stand for.
+    """Candidates for the identifiers of an item at a place, and what else is asked of it, each once.
 
     Attributes:
         item: as it is written there, perhaps shortened.
@@ -109,7 +109,7 @@ class NameLookup:
     _found: dict[tuple[Place, int], Meanings] = field(default_factory=dict)
 
     def meanings(self, place: Place, item: Item) -> Meanings:
-        """What the identifiers of an item may stand for.
+        """The meanings of the identifiers of an item.
 
         Args:
             place: of the item.

@@ -1,4 +1,4 @@
-"""What is left of an item without comments and bodies, and what of that may be left out: by a parser.
+"""Outlines of items: their text without comments and bodies, and the members that may be left out of it.
 
 Where the parser cannot read a function, its brackets say where its body begins.
 """
@@ -15,12 +15,7 @@ from typing import NamedTuple
 
 import tree_sitter
 
-from cpplm.corpus.slicing.members import (
-    body_of,
-    calls_a_parameter,
-    defines_member,
-    end_of_head,
-)
+from cpplm.corpus.slicing.members import body_of, calls_a_parameter, defines_member, end_of_head
 from cpplm.corpus.slicing.x_macros import made_enumerators
 from cpplm.cpp.doc_comments import code_end
 from cpplm.cpp.items import Item, ItemKind, mentioned_in

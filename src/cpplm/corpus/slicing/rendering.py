@@ -359,7 +359,7 @@ class _Writer:
 
 
 def _words(text: bytes) -> set[bytes]:
-    """All identifiers, keywords and numbers of a text, a third of the time of a pattern."""
+    """All identifiers, keywords and numbers of a text."""
     return set(text.translate(_WORD_BYTES).split())
 
 

@@ -15,9 +15,7 @@ from typing import Any
 
 from cpplm.corpus.slicing.outlines import Member, Outline, outline_of, tidy, without_comments, without_spans
 from cpplm.cpp.items import Item, ItemKind, condition_names, mentioned_in
-from cpplm.cpp.lexer import (
-    IDENTIFIER,
-)
+from cpplm.cpp.lexer import IDENTIFIER
 from cpplm.cpp.macros import MacroTable
 
 # Members that the language or its library asks for: range-based for, co_await and coroutines (ISO C++20
