@@ -93,7 +93,7 @@ _UNKNOWN_VALUE = b"'?'"  # a character, whose value is not looked at
 # Choices of a build that are not for Linux, by a part of the macro's name.
 _ELSEWHERE = re.compile(
     rb"KQUEUE|WIN(?!DOW(?!S)|D_|TER|NER|G)|DEVPOLL|POLLSET|SOLARIS|DARWIN|MAC|COCOA|BSD|ANDROID|IOS|NONE|ARM|NEON"
-    rb"|W32|VXWORKS|MQX|RTOS|THREADX|ZEPHYR"
+    rb"|W32|VXWORKS|MQX|RTOS|THREADX|ZEPHYR|HPUX|IRIX|ULTRIX|UNIXWARE|OSF1|NEXTSTEP|DCOSX|MINIX|VMS|SYMBIAN|AMIGA|ATARI"
 )
 # `#ifdef X` and `#if defined X`, alone.
 IF_DEFINED = re.compile(rb"#\s*(?:ifdef\s+|(?:el)?if\s+defined\s*\(?\s*|elifdef\s+)(\w+)\s*\)?\s*")

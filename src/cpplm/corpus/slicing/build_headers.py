@@ -21,6 +21,7 @@ _LINUX = tomllib.loads(
 )
 # <math.h> is the system's, even where a project has a file of that name (ISO C17 7.1.2, POSIX.1-2017).
 SYSTEM_HEADERS = frozenset(f"{name}.h" for name in _LINUX["system_headers"].split())
+_SYSTEM_FOLDERS = {name.split("/")[0] for name in SYSTEM_HEADERS if "/" in name} | {"asm", "linux"}
 _PLACEHOLDER = re.compile(rb"@(\w+)@|\$\{(\w+)\}")
 _DEFINITION = re.compile(rb"(?m)^([ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+)(?:@\w+@|\$\{\w+\})(?=[ \t]*$)")
 _TYPEDEF = re.compile(rb"(?m)^(\s*typedef\s+)(?:@\w+@|\$\{\w+\})(?=\s+(\w+)\s*;)")
@@ -38,7 +39,7 @@ _OPTION = re.compile(rb'(?mi)^[ \t]*option[ \t]*\(\s*(\w+)\s+"[^"]*"\s+(?:ON|TRU
 _SET = re.compile(rb'(?mi)^[ \t]*set[ \t]*\(\s*(\w+)\s+"?([2-9]|[1-9]\d+)"?\s*\)')
 # As on most machines: the order of bytes, the compiler, and types of ISO C and POSIX.
 _IS_DEFAULT = re.compile(
-    rb"LITTLE_?ENDIAN|IS_LITTLE|LINUX$|COMPILER_IS_G(?:NU|CC)|^_GNU_SOURCE$|^GNULIB_[A-Z]"
+    rb"LITTLE_?ENDIAN|IS_LITTLE|LINUX$|COMPILER_IS_G(?:NU|CC)|^_GNU_SOURCE$|^GNULIB_[A-Z]|^TIME_WITH_SYS_TIME$"
     rb"|^HAVE_(?:TYPE_)?(?:_?BOOL(?:_T)?|(?:U?INT(?:8|16|32|64|PTR|MAX)|S?SIZE|SOCKLEN|OFF|PID)(?:_T)?"
     rb"|(?:CLOCK|DEV|GID|INO|IN_ADDR|IN_PORT|MODE|NLINK|SA_FAMILY|SIGSET|SIG_ATOMIC|TIME|UID|WCHAR)_T)$"
 )
@@ -52,6 +53,10 @@ SYSTEM_NAMES = frozenset(f"{_LINUX['functions'].lower()} {_LINUX['names']}".enco
 # Types and keywords, for which a build defines something else where they are not there: EVENT__size_t.
 _C_WORD = re.compile(
     rb"(?:\A|_)((?:u?int\d+|s?size|pid|off|socklen|uid|gid|mode|time)_t|inline|const|volatile)\Z"
+)
+# What a configuration declares where the system does not: `#ifndef HAVE_SIZE_T`, `typedef int size_t;`.
+_FALLBACK = re.compile(
+    rb"#[ \t]*(?:ifndef[ \t]+|if[ \t]+![ \t]*(?:defined)?[ \t(]*)(\w+)[ \t)]*\n\s*typedef\b[^;{}]*?(\w+)\s*;"
 )
 # 0 or 1, where it is a choice of a build.
 _SWITCH = re.compile(rb"HAVE_|(?:^|_)(?:CONFIG|ENABLE|WITH|USE)_")
@@ -118,7 +123,8 @@ def is_build_written(argument: str, folders: frozenset[str]) -> bool:
     if is_generated_code(base):
         return False
     if folder:
-        return folder.split("/")[0] in folders or folder.startswith(".")
+        first = folder.split("/")[0]
+        return (first in folders and first not in _SYSTEM_FOLDERS) or folder.startswith(".")
     return (
         base == "config.h"
         or export_macros(base) != ()
@@ -259,6 +265,8 @@ def configured(template: bytes, values: Mapping[bytes, bytes] | None = None) -> 
     POSIX, the sizes of types, the order of bytes.
     """
 
+    of_system = {macro for macro, name in _FALLBACK.findall(template) if name in SYSTEM_NAMES}
+
     def size(match: re.Match[bytes]) -> bytes:  # of CMake's check_type_size
         name = match.group(1) or b""
         value = _configured_value(name)
@@ -266,6 +274,8 @@ def configured(template: bytes, values: Mapping[bytes, bytes] | None = None) -> 
 
     def choice(match: re.Match[bytes]) -> bytes:
         value = (values or {}).get(match.group(2)) or _configured_value(match.group(2))
+        if match.group(2) in of_system:
+            value = b"1"
         if value is None and match.group(2).startswith(_STRINGS) and match.group(1) != b"cmakedefine01":
             value = b'"0"'
         if match.group(1) == b"cmakedefine01":
@@ -301,12 +311,12 @@ def have_macros(names: Iterable[bytes]) -> frozenset[bytes]:
 
 def switches(names: Iterable[bytes]) -> dict[bytes, bytes]:
     """Those of these macros that a build sets to 0 or 1, by their names, with what they are on Linux."""
-    return {name: _configured_value(name) or b"0" for name in names if _SWITCH.search(name)}
+    return {name: _configured_value(name) or b"0" for name in names if is_switch(name)}
 
 
-def default_definition(name: bytes) -> bytes:
-    """The value of a macro that is defined because a text needs it to be."""
-    return b"1" if _SWITCH.search(name) else b""
+def is_switch(name: bytes) -> bool:
+    """True for a macro that is 0 or 1 where it is a choice of a build, by its name."""
+    return _SWITCH.search(name) is not None
 
 
 def _configured_value(name: bytes) -> bytes | None:

@@ -15,7 +15,7 @@ from cpplm.cpp.lexer import ELSE_KEYWORDS, IF_KEYWORDS, lex, names_in
 
 # Conditions of options alone: `#if defined A && !defined(B)`.
 _OPTION = rb"(?:!\s*+)?(?:defined\s*+)?\(?\s*+\w++\s*+\)?"
-_OPTIONS = re.compile(rb"#if(?:def)?\s++" + _OPTION + rb"(?:\s*+(?:&&|\|\|)\s*+" + _OPTION + rb")*+\s*")
+_OPTIONS = re.compile(rb"#(?:el)?if\w*+\s++" + _OPTION + rb"(?:\s*+(?:&&|\|\|)\s*+" + _OPTION + rb")*+\s*")
 _NEGATED = re.compile(rb"!\s*(?:defined\s*)?\(?\s*\w+")
 _KEYWORDS_OF_CONDITIONS = frozenset(b"if ifdef ifndef elif else defined".split())
 # What a line of a class declares: `int a, b[2];`, `int (*call)(void);`.
@@ -23,14 +23,14 @@ _MEMBER = re.compile(rb"\b(\w++)\s*+(?:\[[^]]*+\]\s*+)*+(?::\s*+\d++\s*+)?[;,]|\
 
 
 def hiding_options(expansion: Expansion) -> set[bytes]:
-    """The options without which nothing declares a name or a member of own text, or a typedef of any text.
+    """The options without which nothing declares a name or a member of own text, or a type of any text.
 
     Such are macros that the undecided conditions around every declaration of the name ask for: `#ifdef A`,
-    `#if defined A && !defined B`, `#if A || B`, no branch of several.
+    `#if defined A && !defined B`, `#if A || B`; of several declarations those of the first.
     """
     index = expansion.index
     found: set[bytes] = set()
-    borrowed = (visit.file.typedefs for visit in expansion.visits if not visit.own)
+    borrowed = (visit.file.needed_types for visit in expansion.visits if not visit.own)
     types = index.conditional_types.intersection(itertools.chain(*borrowed))
     names = _used_names(expansion) | dict.fromkeys(types, frozenset[bytes]())
     for name, around in names.items():
@@ -38,14 +38,15 @@ def hiding_options(expansion: Expansion) -> set[bytes]:
             continue
         keys = index.declared.find(name, expansion.by_file)
         keys = [key for key in keys if index.item(key).kind != ItemKind.CALL] or keys  # those are guesses
-        options = [
+        every = [
             _hiding_options(expansion.visits[number], key[1])
             for key in keys
             for number in expansion.by_file.get(key[0], ())
         ]
-        if all(options) and around.isdisjoint(wanted := set[bytes]().union(*options)):
-            found |= wanted
-    return (found | _options_of_members(expansion)) - index.build_macros.keys()
+        options = [each for each in every if not any(map(is_elsewhere, each))]
+        if options and all(options) and around.isdisjoint(options[0]):
+            found |= options[0]
+    return found | _options_of_members(expansion)
 
 
 def _options_of_members(expansion: Expansion) -> set[bytes]:
@@ -96,11 +97,11 @@ def _hiding_options(visit: Visit, number: int) -> Set[bytes]:
     """The options that decide whether a borrowed item is read; none where it is, or where others decide."""
     conditions = conditions_in(visit.file.items[number].stack)
     frames = [frame for frame in conditions if id(frame) not in visit.decided]
-    wanted = [_wanted(frame.lines[0]) if len(frame.lines) == 1 else set() for frame in frames]
+    wanted = [_wanted(frame.lines[-1]) for frame in frames]
     if visit.own or visit.live.get(number, True) or not all(wanted):
         return set()
     options = set[bytes]().union(*wanted)
-    return options if all(each.isupper() and not is_elsewhere(each) for each in options) else set()
+    return options if all(each.isupper() for each in options) else set()
 
 
 def _used_names(expansion: Expansion) -> dict[bytes, Set[bytes]]:

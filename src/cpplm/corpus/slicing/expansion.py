@@ -23,7 +23,7 @@ from cpplm.corpus.slicing.branches import (
     without_directives,
     written_includes,
 )
-from cpplm.corpus.slicing.build_headers import default_definition, include_target
+from cpplm.corpus.slicing.build_headers import include_target
 from cpplm.corpus.slicing.project_index import Key, ParsedFile, ProjectIndex
 from cpplm.cpp.conditions import IF_DEFINED, UNKNOWN, Macro, MacroState, is_elsewhere, parse_define
 from cpplm.cpp.items import Item, ItemKind
@@ -176,7 +176,7 @@ class Expander:
             language = language_of(names[-1], self._index.is_c, self._index.read(names[-1]).data)
             self._state = MacroState(self._index.macros.names, is_c=language == "c")
             self._state.macros.update(dict.fromkeys(self._refused))
-            self._state.macros.update({name: Macro(default_definition(name)) for name in self._defined})
+            self._state.macros.update({name: Macro(self._index.definition(name)) for name in self._defined})
             self._likely = replace(self._state, closed=True, macros=dict(self._state.macros))
             self._expansion = Expansion(self._index, self._own, defined=sorted(self._defined), roots=names)
             self._seen: dict[str, int] = defaultdict(int)

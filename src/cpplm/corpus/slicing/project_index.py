@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
@@ -23,6 +23,7 @@ from cpplm.corpus.slicing.autoconf import header_template
 from cpplm.corpus.slicing.build_headers import include_target
 from cpplm.corpus.slicing.declared_names import attached_to, declared_names
 from cpplm.corpus.slicing.entries import EntriesByName
+from cpplm.corpus.slicing.library_macros import counts_unnamed, library_macros
 from cpplm.corpus.slicing.splicing import Splice, source_lines, splice
 from cpplm.corpus.slicing.units import TYPE_NAME
 from cpplm.cpp.file_suffixes import is_source
@@ -34,17 +35,11 @@ from cpplm.cpp.parser import is_c_project, language_of
 from cpplm.cpp.segments import Condition
 
 _DEFINING = (b"define", b"undef", b"pragma")
-# Macros that change what system headers declare: defined for those, though no code mentions them.
-_FEATURE_MACROS = (
-    b"_GNU_SOURCE", b"_DEFAULT_SOURCE", b"_BSD_SOURCE", b"_POSIX", b"_XOPEN", b"__STDC_",
-    b"_FILE_OFFSET_BITS",
-)  # fmt: skip
-_OBJECT_MACRO = re.compile(rb"\s*#\s*define\s+\w+(?!\()")
+_MEMBER = re.compile(rb"\bstruct\s++(\w++)\s++\w++\s*+[;[]")  # which is a structure itself
 _KEYWORDS = frozenset(word.encode() for word in KEYWORDS)
 _BEFORE_BRACKET = re.compile(rb"\b(\w+)\s*\(")
 _FUNCTION_HEAD = re.compile(rb"(?m)^[A-Za-z_][^\n;{}()#]*?\b(\w+)[ \t]*\(")
 _FEW_SOURCES = 3
-# Of gnulib's <fcntl.h>, which is read as the system's.
 Key = tuple[int, int]  # number of a file in its project, number of an item in the file
 
 
@@ -73,7 +68,7 @@ class ParsedFile:
     unnamed: list[int]
     external: dict[int, bytes]
     items: list[Item]  # top-level; none where the file could not be taken apart
-    typedefs: frozenset[bytes]  # of the project, that items outside of any `#if` name
+    needed_types: frozenset[bytes]  # typedefs that items outside of any `#if` name, structures in such
     nested: dict[int, list[tuple[Directive, list[Condition]]]] = field(default_factory=dict)  # by `expansion`
 
     @property
@@ -153,8 +148,8 @@ class ProjectIndex:
             ]
             once = bool(parsed.lexed.guard) or b"#pragma once" in data
             unnamed = sorted(
-                {position for position, item in enumerate(items) if _counts_unnamed(item)}
-                | _options_of_libraries(items)
+                {position for position, item in enumerate(items) if counts_unnamed(item)}
+                | library_macros(items)
             )
             external = {
                 position: b"\n".join(directive.line for directive in items[position].directives)
@@ -162,11 +157,12 @@ class ProjectIndex:
                 if position not in guards and self._leads_out(name, items[position])
             }
             events = [position for position in events if position not in external]
-            unconditional = (item.mentions for item in items if not conditions_in(item.stack))
-            typedefs = frozenset[bytes]().union(*unconditional) & self.aliases
+            unconditional = [item for item in items if not conditions_in(item.stack)]
+            mentioned = frozenset[bytes]().union(*(item.mentions for item in unconditional))
+            members = (_MEMBER.findall(item.text) for item in unconditional if item.kind == ItemKind.TYPE)
             found = self._parsed[name] = ParsedFile(
                 *(name, number, source, parsed, splices, events, once, guards, unnamed, external, items),
-                typedefs,
+                (mentioned & self.aliases).union(*members),
             )
             self._register(found)
         return found
@@ -228,6 +224,10 @@ class ProjectIndex:
         inline = {} if b"INLINE" in self.macros.names else {b"INLINE": b"inline"}
         has_gnulib = any(name.endswith("/fcntl.in.h") for name in self.names)
         return inline | (build_headers.GNULIB_MACROS if has_gnulib else {}) | dict(self.defaults.macros)
+
+    def definition(self, name: bytes) -> bytes:
+        """The value of a macro that a text needs to be defined; 1, as `-DNAME` means, where no build says."""
+        return self.build_macros.get(name) or b"1"
 
     @functools.cached_property
     def switches(self) -> dict[bytes, bytes]:
@@ -354,39 +354,3 @@ def _guards(parsed: FileItems) -> dict[int, list[Condition]]:
                 if group.start <= item.start < group.end:
                     found[number].append(condition)
     return dict(found)
-
-
-def _counts_unnamed(item: Item) -> bool:
-    """True for includes, `using namespace` and macros that change what system headers declare."""
-    return (
-        item.kind == ItemKind.INCLUDE
-        or (item.kind == ItemKind.USING and b"namespace" in item.mentions)
-        or (item.kind == ItemKind.MACRO and any(d.macro.startswith(_FEATURE_MACROS) for d in item.directives))
-    )
-
-
-def _options_of_libraries(items: Sequence[Item]) -> set[int]:
-    """The macros that stand right before a library's header and that nothing else in the file names.
-
-    They are for that header: `#define PCRE2_CODE_UNIT_WIDTH 8`, `#define CATCH_CONFIG_MAIN`.
-    """
-    found: set[int] = set()
-    before: list[int] = []
-    for position, item in enumerate(items):
-        if item.kind == ItemKind.MACRO and len(item.directives) == 1 and _OBJECT_MACRO.match(item.text):
-            before.append(position)
-            continue
-        if before and item.kind == ItemKind.INCLUDE and any(map(_is_library, item.directives)):
-            found.update(before)
-        before = []
-    if not found:
-        return found
-    named = frozenset[bytes]().union(*(each.mentions for each in items if each.kind != ItemKind.MACRO))
-    return {each for each in found if items[each].directives[0].macro not in named}
-
-
-def _is_library(directive: Directive) -> bool:
-    """True for an include in angle brackets of a header that is not the system's."""
-    argument = directive.argument.decode("utf-8", "replace")
-    target = include_target(argument) if argument.startswith("<") else ""
-    return bool(re.search("[./]", target)) and target not in build_headers.SYSTEM_HEADERS

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from cpplm.corpus.slicing.build_headers import (
     SYSTEM_HEADERS,
-    default_definition,
     include_target,
+    is_switch,
 )
 from cpplm.corpus.slicing.expansion import Expansion, Place, Visit
 from cpplm.corpus.slicing.outlines import without_comments
@@ -36,7 +36,7 @@ _TIGHT = frozenset(
 )
 _VERSION = re.compile(rb"[(,]\s*Version\s*[,)]")
 _BLANK_LINES = re.compile(rb"\n(?:[ \t]*\n){2,}")
-_TESTED = re.compile(rb"(?m)^[ \t]*#[ \t]*(?:if|ifdef|ifndef|elif|undef)\b.*$")
+_TESTED = re.compile(rb"(?m)^[ \t]*#[ \t]*(?:(?:el)?if|ifn?def|undef|error)\b.*$")
 # Whether a macro is defined at all.
 _ASKED = re.compile(rb"(?:\bifn?def[ \t]+|\bdefined[ \t]*\(?[ \t]*)(\w+)")
 
@@ -159,13 +159,13 @@ class _Writer:
         values -= set(_ASKED.findall(text)) if values else set()
         of_build = index.build_macros | {name: index.switches[name] for name in values}
         names = words.intersection(self.expansion.defined)
-        if mentioned := of_build.keys() & words:
-            names |= mentioned & _words(_TESTED.sub(b"", text))
-        lines = [
-            (b"#define %b %b" % (name, default_definition(name))).rstrip()
-            for name in self.expansion.defined
-            if name in names
-        ]
+        mentioned = of_build.keys() & words
+        expanded = _words(_TESTED.sub(b"", text)) if mentioned or names else set()
+        names |= mentioned & expanded
+        lines = []
+        for name in filter(names.__contains__, self.expansion.defined):
+            is_word = name in expanded and name not in of_build and not is_switch(name)
+            lines.append(b"#define " + name + (b"" if is_word else b" " + index.definition(name)))
         is_c = index.is_c and all(language_of(name, True) == "c" for name in self.expansion.roots)
         missing = missing_headers(
             text, self.expansion.dropped, lambda name: bool(self.expansion.declaring(name)), is_c=is_c
