@@ -47,8 +47,10 @@ CLOSE_ONLY = re.compile(rb"^\s*(?:[}\x02][\s};\x02]*)?$")
 _LONE_CALL = re.compile(rb"(?:^|[;}\n])\s*[A-Z_][A-Z0-9_]*\s*(?:\([^;{}]*\))?\s*\Z")
 # Names that mean the same wherever they come from: a scope opened or closed, an export or calling convention.
 _WELL_KNOWN: tuple[tuple[re.Pattern[bytes], Mask], ...] = (
-    (re.compile(rb"^\w*(?:BEGIN_(?:NAMESPACE|DECLS|C_DECLS)|NAMESPACE_BEGIN)$"), "open"),
-    (re.compile(rb"^\w*(?:END_(?:NAMESPACE|DECLS|C_DECLS)|NAMESPACE_END)$"), "close"),
+    (re.compile(rb"^(?:\w*(?:BEGIN_(?:NAMESPACE|C?_?DECLS?|EXTERN_?C)|(?:NAMESPACE|DECLS?|EXTERN_?C)_BEGIN)"
+                rb"|_XFUNCPROTOBEGIN)$"), "open"),
+    (re.compile(rb"^(?:\w*(?:END_(?:NAMESPACE|C?_?DECLS?|EXTERN_?C)|(?:NAMESPACE|DECLS?|EXTERN_?C)_END)"
+                rb"|_XFUNCPROTOEND)$"), "close"),
     (re.compile(rb"^(?:[A-Z][A-Z0-9_]*_(?:API|EXPORT|EXPORTS|PUBLIC|DLL|NODISCARD|NORETURN|DEPRECATED)"
                 rb"|JNIEXPORT|JNICALL|__THROW|WINAPI|APIENTRY|CALLBACK|__extension__|_Nullable|_Nonnull)$"),
      "blank"),
@@ -63,7 +65,9 @@ _LONGEST_BODY = 300
 _ARGUMENT = b"\x03"
 _DOUBLED = re.compile(rb"\s*\(\s*\(")
 _TYPE_ARGUMENT = re.compile(rb"\s*\(([\w\s*&:]+)\)\s*(?=[A-Za-z_])")
-_BEHIND = re.compile(rb"(?<=\))[ \t]*(([A-Z][A-Z0-9_]+)[ \t]*\([^()\n]*\))(?=[ \t]*;)")
+_BEHIND = re.compile(
+    rb"(?<=\))(?:\s*+\b[A-Z_][A-Z0-9_]++(?:[ \t]*+\((?:[^();]++|\([^();]*+\))*+\))?){1,4}+(?=\s*+;)"
+)
 _NAME_OR_CALL = re.compile(rb"([A-Za-z_]\w*)(\s*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))?")
 _WITH_ARGUMENTS = ("blank_call", "blank_either", "open", "close")
 # GObject's: `G_DEFINE_TYPE(LibItem, lib_item, G_TYPE_OBJECT)` needs LibItemClass and declares lib_item_init.
@@ -219,10 +223,10 @@ def mask(lexed: LexedSource, table: MacroTable) -> tuple[bytes, bytes]:
     done = 0
     kinds = {name: table.mask_of(name) for name in set(IDENTIFIER.findall(lexed.names))}
     masked = [name for name, kind in kinds.items() if kind is not None and kind != "statement"]
-    # Behind its parameters, a macro of another library: `void log(const char *text) CHECK_PRINTF(1, 2);`
-    spans += [
-        (*found.span(1), b" ") for found in _BEHIND.finditer(lexed.names) if kinds[found.group(2)] is None
-    ]
+    # Behind parameters, macros of another library: `void log(const char *text) LIB_COLD CHECK_PRINTF(1, 2);`
+    behind = (found for found in _BEHIND.finditer(lexed.names) if b"(" in found.group())
+    calls = itertools.chain(*(_NAME_OR_CALL.finditer(lexed.names, *found.span()) for found in behind))
+    spans += [(*found.span(), b" ") for found in calls if kinds[found.group(1)] is None]
     uses = re.finditer(rb"\b(?:" + b"|".join(masked) + rb")\b", lexed.names) if masked else ()
     for found in uses:
         start, end = found.span()

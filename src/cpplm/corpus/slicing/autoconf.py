@@ -16,7 +16,7 @@ _CHECKS = re.compile(
 )
 _DEFINITION = re.compile(rb"(?m)^(.*)\bAC_DEFINE(?:_UNQUOTED)?\s*\(")
 _EXTENSIONS = re.compile(rb"\b(?:AC_USE_SYSTEM_EXTENSIONS|AC_GNU_SOURCE|gl_EARLY)\b")
-_COMMENT = re.compile(rb"(?m)(?:^[ \t]*#|\bdnl\b).*$")
+COMMENT = re.compile(rb"(?m)(?:^[ \t]*#|\bdnl\b).*$")
 _GNU = b"Free Software Foundation"
 _NO_VALUE = re.compile(rb"\A[01]?\Z|[\n$]")
 _PREFIXES = {b"CHECK_DECLS": b"HAVE_DECL_", b"CHECK_SIZEOF": b"SIZEOF_"}
@@ -29,7 +29,7 @@ _INCLUDES = b"INTTYPES_H STDINT_H STDLIB_H STRINGS_H STRING_H SYS_STAT_H SYS_TYP
 
 def header_template(script: bytes) -> bytes:
     """The text of `config.h.in` for a `configure.ac`: `#undef` for what depends on the machine."""
-    text = _COMMENT.sub(b"", script)
+    text = COMMENT.sub(b"", script)
     values = always_defined(script)
     lines = [b"#define _GNU_SOURCE 1"] if _EXTENSIONS.search(text) else []
     checked = list(_checked(text))
@@ -44,7 +44,7 @@ def always_defined(script: bytes) -> dict[bytes, bytes]:
     """The macros that a `configure.ac` defines whatever it finds, with the values that it has for them."""
     values: dict[bytes, list[bytes]] = defaultdict(list)
     everywhere: dict[bytes, bytes] = {}
-    for name, value, in_branch in _definitions(_COMMENT.sub(b"", script)):
+    for name, value, in_branch in _definitions(COMMENT.sub(b"", script)):
         values[name].append(value)
         if not in_branch:
             everywhere[name] = value
@@ -66,7 +66,7 @@ def defined_by_checks(script: bytes) -> dict[bytes, bytes]:
     names in lower case but for those of headers.
     """
     values: dict[bytes, bytes] = {}
-    for name, value, _ in _definitions(_COMMENT.sub(b"", script)) if _GNU not in script else ():
+    for name, value, _ in _definitions(COMMENT.sub(b"", script)) if _GNU not in script else ():
         is_attribute = value.startswith(b"__attribute__")
         if (name.isupper() or value[:1] == b"<" or is_attribute) and not _NO_VALUE.search(value):
             values.setdefault(name, b"" if is_attribute else value)

@@ -73,7 +73,7 @@ def choose_header(
     if len(item.directives) < 5:  # `#if`, an include, `#else`, an include, `#endif`
         return
     group: Condition | None = None
-    headers: dict[tuple[bytes, ...], bool] = {}
+    headers: dict[tuple[bytes, ...], list[bool | None]] = {}  # None: of the system or a library
     for directive in item.directives:
         if directive.keyword in IF_KEYWORDS:
             if group is not None:
@@ -82,16 +82,18 @@ def choose_header(
         elif directive.keyword in ELSE_KEYWORDS and directive.keyword != b"endif" and group is not None:
             group = Condition((*group.lines, directive.line), group.group)
         elif directive.keyword in INCLUDE_KEYWORDS and group is not None:
-            headers[group.lines] = is_there(directive.argument.decode("utf-8", "replace"))
+            argument = directive.argument.decode("utf-8", "replace")
+            there = is_there(argument)
+            headers.setdefault(group.lines, []).append(there if argument.startswith('"') else there or None)
         elif directive.keyword not in INCLUDE_KEYWORDS and directive.keyword != b"endif":
             return
-    if group is None or len(headers) < 2 or not any(headers.values()):
+    found = [lines for lines, there in headers.items() if True in there and False not in there]
+    if group is None or len(headers) < 2 or not found:
         return
     if any(conditions.values.get((group.group, number)) for number in range(len(group.lines))):
         return
     values = [holds(line) for line in group.lines]
     if all(value is None or line == b"#else" for value, line in zip(values, group.lines, strict=True)):
-        found = [lines for lines, there in headers.items() if there]
         chosen = len(found[-1] if found[-1][-1] == b"#else" else found[0]) - 1
         conditions.values |= {(group.group, n): n == chosen for n in range(len(group.lines))}
 

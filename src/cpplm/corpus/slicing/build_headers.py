@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from cpplm.core.storage import sha256
 from cpplm.corpus.include_index import is_foreign, shared_folders
 from cpplm.corpus.ingest.discovery import AUTOCONF_SCRIPTS
-from cpplm.corpus.slicing.autoconf import always_defined, defined_by_checks
+from cpplm.corpus.slicing.autoconf import COMMENT, always_defined, defined_by_checks
 
 _LINUX = tomllib.loads(
     resources.files("cpplm.corpus.slicing").joinpath("linux_build_config.toml").read_text("utf-8")
@@ -80,6 +80,8 @@ _TEXT_MACRO = re.compile(
 # Of a command line: `-DNAME=1`; of a shell script: `add_def NAME $value`; of a text that becomes a header.
 _NUMBER_MACRO = re.compile(rb"-D([A-Z_][A-Z0-9_]+)=(\d+)\b")
 _SHELL_MACRO = re.compile(rb"(?m)^[ \t]*(?:add|config|set)_def(?:ine)?[ \t]+([A-Z_]\w+)[ \t]+(.*)$")
+# `CURSES_HEADER='<ncurses.h>'`, for `#include CURSES_HEADER`.
+_HEADER_MACRO = re.compile(rb"\b([A-Z_][A-Z0-9_]+)=[\"' \\]{0,4}(<[\w./]+\.h>)")
 # `-include $(top_builddir)/config.h`: read before each source file.
 _FORCED_INCLUDE = re.compile(r"(?m)^[^#\n]*\s-include\s+(?:\$\S*/|\./)?(\w*config\w*\.h)\b")
 # What a script adds to its template, where conditions decide on it.
@@ -170,6 +172,7 @@ class BuildDefaults:
         macros: that the build defines for its code, with their values or what may stand for them.
         forced_include: the header that the build includes before each source file, if any.
         written: the names of headers that its rules write.
+        on_command_line: what its script finds is given to the compiler, not written into a header.
     """
 
     values: Mapping[bytes, bytes] = field(default_factory=dict)
@@ -177,6 +180,7 @@ class BuildDefaults:
     macros: Mapping[bytes, bytes] = field(default_factory=dict)
     forced_include: str | None = None
     written: frozenset[str] = frozenset()
+    on_command_line: bool = False
 
     def template_of(self, header: str, includer: str) -> str | None:
         """The template of a header by its name: the nearest to the file that includes it, else the first."""
@@ -188,7 +192,7 @@ class BuildDefaults:
         """Changes with any of them."""
         return sha256(
             f"{sorted(self.values.items())}{self.templates}{sorted(self.macros.items())}"
-            f"{self.forced_include}{sorted(self.written)}".encode()
+            f"{self.forced_include}{sorted(self.written)}{self.on_command_line}".encode()
         )
 
 
@@ -199,12 +203,15 @@ def build_defaults(roots: Iterable[Path]) -> BuildDefaults:
     templates: list[tuple[str, str]] = []
     forced = None
     written: frozenset[str] = frozenset()
+    scripts: list[str] = []
     for root in roots:
         for path in (*sorted(root.glob("*.m4")), *sorted(root.glob("*/*.m4"))):
             with suppress(OSError):
                 macros = defined_by_checks(path.read_bytes()) | macros
+        nested = (path for name in AUTOCONF_SCRIPTS for path in sorted(root.glob(f"*/*/{name}")))
         for path in (
-            path for name in _BUILD_FILES for path in (root / name, *sorted(root.glob(f"*/{name}")))
+            *(path for name in _BUILD_FILES for path in (root / name, *sorted(root.glob(f"*/{name}")))),
+            *nested,
         ):
             with suppress(OSError):
                 data = path.read_bytes()
@@ -213,11 +220,13 @@ def build_defaults(roots: Iterable[Path]) -> BuildDefaults:
                 values |= dict.fromkeys(_OPTION.findall(data), b"1") | dict(_SET.findall(data))
                 macros = dict(_defined_macros(data)) | macros
                 if path.name in AUTOCONF_SCRIPTS:
+                    data = COMMENT.sub(b"", data)
                     values |= always_defined(data)
                     macros = defined_by_checks(data) | macros
                 if path.name in AUTOCONF_SCRIPTS and b"GETTEXT" in data:
                     macros.setdefault(b"GETTEXT_PACKAGE", b'""')  # by macros of autoconf's libraries
                 text = data.decode("utf-8", "replace")
+                scripts += [text] if path.name in AUTOCONF_SCRIPTS else []
                 forced = next(iter(_FORCED_INCLUDE.findall(text)), forced)
                 written |= {name for pair in _WRITTEN_HEADER.findall(text) for name in pair if name}
                 for template, header in _configured_headers(text):
@@ -226,7 +235,8 @@ def build_defaults(roots: Iterable[Path]) -> BuildDefaults:
                         name = PurePosixPath(os.path.relpath(found, root)).as_posix()
                         templates.append((PurePosixPath(header).name, name))
     templates.sort(key=lambda each: is_foreign(each[1]))
-    return BuildDefaults(values, tuple(templates), macros, forced, written - PUBLIC_HEADERS)
+    on_command_line = bool(scripts) and not any(map(_CONFIG_HEADERS.search, scripts))
+    return BuildDefaults(values, tuple(templates), macros, forced, written - PUBLIC_HEADERS, on_command_line)
 
 
 def _defined_macros(data: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -234,6 +244,7 @@ def _defined_macros(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     data = _TEMPLATE_TEXT.sub(b"", data)
     yield from _NUMBER_MACRO.findall(data)
     yield from _WRITTEN_MACRO.findall(data)
+    yield from _HEADER_MACRO.findall(data)
     for name, value in _SHELL_MACRO.findall(data):
         yield name, b'""' if b'"' in value else value if value.isdigit() else b"0"
     yield from ((name, b"") for name in _EXPORT_MACRO.findall(data))

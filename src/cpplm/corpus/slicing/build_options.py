@@ -10,12 +10,14 @@ from collections.abc import Mapping, Set
 from cpplm.corpus.slicing.build_headers import SYSTEM_NAMES
 from cpplm.corpus.slicing.expansion import Expansion, Visit
 from cpplm.cpp.conditions import is_elsewhere
-from cpplm.cpp.items import ItemKind, condition_names, conditions_in
+from cpplm.cpp.items import Item, ItemKind, condition_names, conditions_in
 from cpplm.cpp.lexer import ELSE_KEYWORDS, IF_KEYWORDS, lex, names_in
 
 # Conditions of options alone: `#if defined A && !defined(B)`.
 _OPTION = rb"(?:!\s*+)?(?:defined\s*+)?\(?\s*+\w++\s*+\)?"
-_OPTIONS = re.compile(rb"#(?:el)?if\w*+\s++" + _OPTION + rb"(?:\s*+(?:&&|\|\|)\s*+" + _OPTION + rb")*+\s*")
+_OPTIONS = re.compile(
+    rb"#(?:el)?if(?:def)?\s++" + _OPTION + rb"(?:\s*+(?:&&|\|\|)\s*+" + _OPTION + rb")*+\s*"
+)
 _NEGATED = re.compile(rb"!\s*(?:defined\s*)?\(?\s*\w+")
 _KEYWORDS_OF_CONDITIONS = frozenset(b"if ifdef ifndef elif else defined".split())
 # What a line of a class declares: `int a, b[2];`, `int (*call)(void);`.
@@ -26,7 +28,7 @@ def hiding_options(expansion: Expansion) -> set[bytes]:
     """The options without which nothing declares a name or a member of own text, or a type of any text.
 
     Such are macros that the undecided conditions around every declaration of the name ask for: `#ifdef A`,
-    `#if defined A && !defined B`, `#if A || B`; of several declarations those of the first.
+    `#if defined A && !defined B`, `#if A || B`; of several declarations those of the first, or for Linux.
     """
     index = expansion.index
     found: set[bytes] = set()
@@ -39,13 +41,14 @@ def hiding_options(expansion: Expansion) -> set[bytes]:
         keys = index.declared.find(name, expansion.by_file)
         keys = [key for key in keys if index.item(key).kind != ItemKind.CALL] or keys  # those are guesses
         every = [
-            _hiding_options(expansion.visits[number], key[1])
+            _hiding_options(expansion.visits[number], key[1], index.macros.names)
             for key in keys
             for number in expansion.by_file.get(key[0], ())
         ]
         options = [each for each in every if not any(map(is_elsewhere, each))]
-        if options and all(options) and around.isdisjoint(options[0]):
-            found |= options[0]
+        chosen = next(filter(_is_for_linux, options), options[0]) if options else set()
+        if all(options) and around.isdisjoint(chosen):
+            found |= chosen
     return found | _options_of_members(expansion)
 
 
@@ -93,15 +96,43 @@ def _members(text: bytes) -> tuple[Set[bytes], Mapping[bytes, Set[bytes]]]:
     return always, {name: hidden[name] for name in hidden.keys() - always}
 
 
-def _hiding_options(visit: Visit, number: int) -> Set[bytes]:
-    """The options that decide whether a borrowed item is read; none where it is, or where others decide."""
-    conditions = conditions_in(visit.file.items[number].stack)
+def _hiding_options(visit: Visit, number: int, known: Set[bytes]) -> Set[bytes]:
+    """The options that decide whether a borrowed item is read; none where it is, or where others decide.
+
+    Args:
+        visit: of the item's file.
+        number: of the item.
+        known: the macros that some file defines.
+    """
+    item = visit.file.items[number]
+    conditions = conditions_in(item.stack)
     frames = [frame for frame in conditions if id(frame) not in visit.decided]
     wanted = [_wanted(frame.lines[-1]) for frame in frames]
-    if visit.own or visit.live.get(number, True) or not all(wanted):
+    live = visit.live.get(number, True)
+    if live is not False and (own := _options_of_group(item)) and own.isdisjoint(known):
+        wanted.append(own)
+    elif live:
+        return set()
+    if visit.own or not all(wanted):
         return set()
     options = set[bytes]().union(*wanted)
     return options if all(each.isupper() for each in options) else set()
+
+
+def _options_of_group(item: Item) -> Set[bytes]:
+    """The options of the first branch of an item that is one `#if` group without an `#else`."""
+    depth = 0
+    for number, directive in enumerate(item.directives, 1):
+        ends = directive.keyword == b"endif"
+        depth += directive.keyword in IF_KEYWORDS
+        if depth == 1 and (directive.keyword == b"else" or (ends and number < len(item.directives))):
+            return frozenset()
+        depth -= ends
+    return _wanted(item.directives[0].line) if item.directives else frozenset()
+
+
+def _is_for_linux(options: Set[bytes]) -> bool:
+    return any(b"LINUX" in option for option in options)
 
 
 def _used_names(expansion: Expansion) -> dict[bytes, Set[bytes]]:

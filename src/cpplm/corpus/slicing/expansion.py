@@ -161,7 +161,7 @@ class Expander:
         self._index = index
         self._own = own
         self._decided = decided
-        self._defined = set(defined)
+        self._defined = {*defined, *index.command_line}
         self._demanded: set[bytes] = set()
         self._refused: set[bytes] = set()  # other choices than those that are demanded
         self._may_differ = decided is not None or closed_world  # other units may read something else

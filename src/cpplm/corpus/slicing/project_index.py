@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Set
@@ -40,6 +41,7 @@ _KEYWORDS = frozenset(word.encode() for word in KEYWORDS)
 _BEFORE_BRACKET = re.compile(rb"\b(\w+)\s*\(")
 _FUNCTION_HEAD = re.compile(rb"(?m)^[A-Za-z_][^\n;{}()#]*?\b(\w+)[ \t]*\(")
 _FEW_SOURCES = 3
+_FEWEST_OF_LIBRARY = 4  # headers
 Key = tuple[int, int]  # number of a file in its project, number of an item in the file
 
 
@@ -219,6 +221,15 @@ class ProjectIndex:
         return build_headers.have_macros(self.deciding - self.macros.names)
 
     @functools.cached_property
+    def command_line(self) -> Set[bytes]:
+        """What a build finds and gives to the compiler itself, where it writes no configuration."""
+        arguments = itertools.chain(*self.includes.values())
+        is_written = not self.defaults.on_command_line and any(
+            "conf" in argument.rpartition("/")[2] for argument in arguments
+        )
+        return frozenset() if is_written or not self.closed else self._have_macros
+
+    @functools.cached_property
     def build_macros(self) -> dict[bytes, bytes]:
         """Macros that a build defines for the code: those of build files, `INLINE`, gnulib's."""
         inline = {} if b"INLINE" in self.macros.names else {b"INLINE": b"inline"}
@@ -320,8 +331,21 @@ class ProjectIndex:
 
     def is_build_written(self, argument: str) -> bool:
         """True for an include that nothing answers, of a header that only a build can have written."""
+        if not self.closed or argument in self._library_includes:
+            return False
         is_written = include_target(argument) in self.defaults.written
-        return self.closed and (is_written or build_headers.is_build_written(argument, self._folders))
+        return is_written or build_headers.is_build_written(argument, self._folders)
+
+    @functools.cached_property
+    def _library_includes(self) -> frozenset[str]:
+        """Includes in quotes that nothing answers, many of one prefix, as of a library: `"apr_pools.h"`."""
+        by_prefix: dict[str, set[str]] = defaultdict(set)
+        for name, arguments in self.includes.items():
+            for argument in arguments:
+                if argument[:1] == '"' and "/" not in argument and self.resolve(name, argument) is None:
+                    by_prefix[re.split(r"[_.]", argument)[0]].add(argument)
+        many = (each for each in by_prefix.values() if len(each) >= _FEWEST_OF_LIBRARY)
+        return frozenset[str]().union(*many)
 
 
 def _whole(lexed: LexedSource, number: int) -> Item:

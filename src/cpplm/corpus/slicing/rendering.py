@@ -184,6 +184,8 @@ class _Writer:
         ]
         if is_c and b"_GNU_SOURCE" in index.build_macros and b"_GNU_SOURCE" not in text:
             lines.insert(0, b"#define _GNU_SOURCE")  # for the system's headers: no code names it
+        if b"gi18n-lib.h" in text and b"GETTEXT_PACKAGE" not in text:
+            lines.append(b'#define GETTEXT_PACKAGE ""')  # GLib's header asks for it
         if lines:
             block = b"\n".join(lines) + b"\n\n"
             self.parts.insert(self.head_parts, block)

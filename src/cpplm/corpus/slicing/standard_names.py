@@ -17,6 +17,11 @@ _HEADERS = (
     ),
     (re.compile(rb"\bbool\b"), b"stdbool.h", re.compile(rb"stdbool\.h|curses\.h")),
     (re.compile(rb"\bwchar_t\b"), b"stddef.h", re.compile(rb"(?:stddef|stdlib|wchar|wctype|inttypes)\.h")),
+    (
+        re.compile(rb"\b(?:S?TAILQ|S?LIST)_(?:ENTRY|HEAD)\b(?= ?\()"),
+        b"sys/queue.h",
+        re.compile(rb".*queue\.h"),
+    ),
 )
 # Where nothing is included at all.
 _ALONE = (
@@ -51,7 +56,7 @@ def missing_headers(
     if is_c or not included or any(map(_INTEGER_HEADER.search, dropped)):
         wanted += [
             (names, header)
-            for names, header, others in _HEADERS[: 3 if is_c else 1]
+            for names, header, others in _HEADERS[: None if is_c else 1]
             if not any(map(others.fullmatch, included))
         ]
     used = ((header, {*names.findall(text)}) for names, header in wanted)
