@@ -87,6 +87,7 @@ class _Segmenter:
         self.stack: list[Frame] = []
         self.passed = set(lexed.guard_directives)  # directives that need not be kept
         self.opened: list[tuple[int, int]] = []  # for each open scope: its offset, the pieces before it
+        self.left: dict[int, Frame] = {}  # by condition: the scope in which it begins, that ended in it
         self.last_openers: dict[int, ConditionalGroup] = {}  # the groups that leave open what begins here
         self.mark = 0  # all before this offset belongs to something
         self.groups = {group.start: group for group in inner_first(lexed.groups)}
@@ -210,8 +211,10 @@ class _Segmenter:
         """The includes between a scope's end and its new beginning, both within one condition."""
         reopened = _REOPENED.match(self.code, start)
         inner = next((n for n in range(len(self.stack))[::-1] if isinstance(self.stack[n], Scope)), None)
-        if reopened is None or inner is None:
+        if inner is None:
             raise UnsoundError
+        if reopened is None:
+            return self._leave_scope(start, end, inner)
         opener = reopened.end() - 1
         self._skip(start, end)
         scope = self.stack.pop(inner)
@@ -226,6 +229,26 @@ class _Segmenter:
         self.stack.insert(inner, scope)
         return self._skip(opener, self._word_end(opener))
 
+    def _leave_scope(self, start: int, end: int, inner: int) -> int:
+        """The end of a scope within a condition that began in it, and that ends in such a scope again."""
+        *outer, scope, condition = self.stack
+        if inner != len(outer) or not isinstance(condition, Condition) or len(condition.lines) > 1:
+            raise UnsoundError
+        self.left[condition.group] = scope
+        self.opened.pop()
+        self.stack = [*outer, Condition(condition.lines, condition.group)]
+        return self._skip(start, end)
+
+    def _end_in_scope(self, directive: Directive) -> int:
+        """The `#endif` of such a condition."""
+        if len(self.stack) < 2 or directive.keyword != b"endif":
+            raise UnsoundError
+        *outer, condition, scope = self.stack
+        if not isinstance(condition, Condition) or self.left.pop(condition.group, None) != scope:
+            raise UnsoundError
+        self.stack = [*outer, Scope(scope.opener)]
+        return self._skip(directive.start, directive.end)
+
     # -- directives ----------------------------------------------------------------------------------------
 
     def _directive(self, directive: Directive) -> int:
@@ -236,9 +259,12 @@ class _Segmenter:
         if directive.start in self.groups:
             return self._open_group(self.groups[directive.start])
         if keyword in ELSE_KEYWORDS:
-            condition = self.stack.pop() if self.stack else None
-            if not isinstance(condition, Condition):
+            condition = self.stack[-1] if self.stack else None
+            if isinstance(condition, Scope):
+                return self._end_in_scope(directive)
+            if condition is None or condition.group in self.left:
                 raise UnsoundError
+            self.stack.pop()
             if keyword != b"endif":
                 self.stack.append(Condition((*condition.lines, directive.line), condition.group))
             return self._skip(directive.start, directive.end)

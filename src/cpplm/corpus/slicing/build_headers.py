@@ -92,7 +92,7 @@ _WRITTEN_MACRO = re.compile(rb"(?m)(?:^|\")#define ([A-Za-z_]\w*)[ \t]*([\w.]*)[
 PUBLIC_HEADERS = SYSTEM_HEADERS.union(f"{name}.h" for name in _LINUX["library_headers"].split())
 # What programs make of other files has declarations that the code needs: Qt's, protobuf's, bison's.
 _GENERATED_CODE = re.compile(
-    r"ui_\w+\.h|moc_\w+\.cpp|\w+\.moc|.*\.pb\.h|\w+_generated\.h|.*\.tab\.h(?:h|pp)?"
+    r"ui_\w+\.h|moc_\w+\.cpp|\w+\.moc|.*\.pb\.h|[\w-]+[_-]generated\.h|.*\.tab\.h(?:h|pp)?"
 )
 # What gnulib's copies of the system's headers have besides what the system's have.
 GNULIB_MACROS = {

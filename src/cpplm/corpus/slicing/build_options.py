@@ -20,6 +20,7 @@ _OPTIONS = re.compile(
 )
 _NEGATED = re.compile(rb"!\s*(?:defined\s*)?\(?\s*\w+")
 _KEYWORDS_OF_CONDITIONS = frozenset(b"if ifdef ifndef elif else defined".split())
+_BEGINS_GROUP = re.compile(rb"(?:\s++|//[^\n]*+|/\*.*?\*/)*+#", re.DOTALL)
 # What a line of a class declares: `int a, b[2];`, `int (*call)(void);`.
 _MEMBER = re.compile(rb"\b(\w++)\s*+(?:\[[^]]*+\]\s*+)*+(?::\s*+\d++\s*+)?[;,]|\(\s*\*\s*(\w+)\s*\)")
 
@@ -121,6 +122,8 @@ def _hiding_options(visit: Visit, number: int, known: Set[bytes]) -> Set[bytes]:
 
 def _options_of_group(item: Item) -> Set[bytes]:
     """The options of the first branch of an item that is one `#if` group without an `#else`."""
+    if not item.directives or not _BEGINS_GROUP.match(item.text):
+        return frozenset()
     depth = 0
     for number, directive in enumerate(item.directives, 1):
         ends = directive.keyword == b"endif"
@@ -128,7 +131,7 @@ def _options_of_group(item: Item) -> Set[bytes]:
         if depth == 1 and (directive.keyword == b"else" or (ends and number < len(item.directives))):
             return frozenset()
         depth -= ends
-    return _wanted(item.directives[0].line) if item.directives else frozenset()
+    return _wanted(item.directives[0].line)
 
 
 def _is_for_linux(options: Set[bytes]) -> bool:

@@ -25,7 +25,7 @@ from cpplm.corpus.slicing.callees import find_callees
 from cpplm.corpus.slicing.chunks import can_be_sliced, chunks, whole_file
 from cpplm.corpus.slicing.closure import Closure
 from cpplm.corpus.slicing.expand_unit import closed_world_expansion, expand_unit
-from cpplm.corpus.slicing.expansion import Expander, Expansion, Place
+from cpplm.corpus.slicing.expansion import Expander, Expansion, Place, main_file
 from cpplm.corpus.slicing.lookup import NameLookup
 from cpplm.corpus.slicing.measure import Measure
 from cpplm.corpus.slicing.project_index import Key, ProjectIndex
@@ -145,7 +145,9 @@ class _Slicer:
         self.own_names = [file.name for file in unit.files]
         self.expansion = expand_unit(self.own_names, index, callees)
         self.lookup = NameLookup(self.expansion)
-        references = parse(self.expansion.roots[-1], self.expansion.defined) if parse is not None else None
+        references = (
+            parse(main_file(self.expansion.roots), self.expansion.defined) if parse is not None else None
+        )
         if references is not None:
             expander = Expander(index, self.own_names, references.decided, self.expansion.defined)
             self.expansion = expander.expand(self.expansion.roots)

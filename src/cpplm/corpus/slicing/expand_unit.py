@@ -39,8 +39,9 @@ def expand_unit(own: Sequence[str], index: ProjectIndex, callees: Sequence[Key] 
     missing = [name for name in others if index.number[name] not in expansion.by_file]
     if missing:
         expansion = Expander(index, own).expand([*before, *missing])
-    if index.number[root] not in expansion.by_file:
-        expansion = Expander(index, own).expand([*before, *missing, root])
+    if index.number[root] not in expansion.by_file:  # it needs none of what its includes do not lead to
+        names = [*before, root, *missing] if index.closed else [*missing, root]
+        expansion = Expander(index, own).expand(names)
     options = hiding_options(expansion)
     if options:
         expansion = Expander(index, own, defined=options).expand(expansion.roots)

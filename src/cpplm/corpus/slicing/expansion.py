@@ -26,6 +26,7 @@ from cpplm.corpus.slicing.branches import (
 from cpplm.corpus.slicing.build_headers import include_target
 from cpplm.corpus.slicing.project_index import Key, ParsedFile, ProjectIndex
 from cpplm.cpp.conditions import IF_DEFINED, UNKNOWN, Macro, MacroState, is_elsewhere, parse_define
+from cpplm.cpp.file_suffixes import is_source
 from cpplm.cpp.items import Item, ItemKind
 from cpplm.cpp.lexer import IDENTIFIER, INCLUDE_KEYWORDS, Directive
 from cpplm.cpp.parser import language_of
@@ -87,6 +88,11 @@ class Visit:
             left = tuple(frame for frame in written if id(frame) not in decided)
             stack = self._stacks[id(written)] = self.frames + left
         return stack
+
+
+def main_file(names: Sequence[str]) -> str:
+    """The last source of files that are read one after the other, else the last."""
+    return next(filter(is_source, reversed(names)), names[-1])
 
 
 @dataclass
@@ -173,7 +179,8 @@ class Expander:
             self._defined, self._refused = map(set, self._index.demands.get(key, (self._defined, ())))
         while True:
             begun = frozenset(self._defined), frozenset(self._refused)
-            language = language_of(names[-1], self._index.is_c, self._index.read(names[-1]).data)
+            root = main_file(names)
+            language = language_of(root, self._index.is_c, self._index.read(root).data)
             self._state = MacroState(self._index.macros.names, is_c=language == "c")
             self._state.macros.update(dict.fromkeys(self._refused))
             self._state.macros.update({name: Macro(self._index.definition(name)) for name in self._defined})

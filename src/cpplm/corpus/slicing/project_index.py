@@ -37,6 +37,7 @@ from cpplm.cpp.segments import Condition
 
 _DEFINING = (b"define", b"undef", b"pragma")
 _MEMBER = re.compile(rb"\bstruct\s++(\w++)\s++\w++\s*+[;[]")  # which is a structure itself
+_CONDITIONAL = re.compile(rb"\s*#\s*(if|endif)")
 _KEYWORDS = frozenset(word.encode() for word in KEYWORDS)
 _BEFORE_BRACKET = re.compile(rb"\b(\w+)\s*\(")
 _FUNCTION_HEAD = re.compile(rb"(?m)^[A-Za-z_][^\n;{}()#]*?\b(\w+)[ \t]*\(")
@@ -161,7 +162,9 @@ class ProjectIndex:
             events = [position for position in events if position not in external]
             unconditional = [item for item in items if not conditions_in(item.stack)]
             mentioned = frozenset[bytes]().union(*(item.mentions for item in unconditional))
-            members = (_MEMBER.findall(item.text) for item in unconditional if item.kind == ItemKind.TYPE)
+            members = (
+                _MEMBER.findall(_outside_groups(item)) for item in unconditional if item.kind == ItemKind.TYPE
+            )
             found = self._parsed[name] = ParsedFile(
                 *(name, number, source, parsed, splices, events, once, guards, unnamed, external, items),
                 (mentioned & self.aliases).union(*members),
@@ -346,6 +349,20 @@ class ProjectIndex:
                     by_prefix[re.split(r"[_.]", argument)[0]].add(argument)
         many = (each for each in by_prefix.values() if len(each) >= _FEWEST_OF_LIBRARY)
         return frozenset[str]().union(*many)
+
+
+def _outside_groups(item: Item) -> bytes:
+    """The lines of an item that stand in no `#if` group."""
+    if not item.directives:
+        return item.text
+    depth, found = 0, []
+    for line in item.text.split(b"\n"):
+        begins = _CONDITIONAL.match(line)
+        depth += begins is not None and begins.group(1) != b"endif"
+        if not depth:
+            found.append(line)
+        depth -= begins is not None and begins.group(1) == b"endif"
+    return b"\n".join(found)
 
 
 def _whole(lexed: LexedSource, number: int) -> Item:

@@ -124,8 +124,8 @@ class _Writer:
 
     def _end_macro(self) -> None:
         """A macro whose last line ends in a backslash goes on until the next blank line."""
-        if self.parts and self.parts[-1].endswith(b"\\"):
-            self._write(b"\n\n")
+        if self.parts and self.parts[-1].endswith((b"\\", b"\\\n")):
+            self._write(b"\n" * (2 - self.parts[-1].count(b"\n", -1)))
 
     def finish(self) -> Rendered:
         """Close what is open."""
