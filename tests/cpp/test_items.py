@@ -38,6 +38,8 @@ def items(source: str):
         ("int a = 1, *b;", "VARIABLE", ["a", "b"]),
         ("int C::count = 0;", "VARIABLE", []),
         ("void f(int a = 1);", "PROTOTYPE", ["f"]),
+        ("LIB_BEGIN_CDECL\n\ntypedef struct a *B;\nLIB_END_CDECL", "ALIAS", ["a", "B"]),
+        ("_XFUNCPROTOBEGIN\nextern int a;\n_XFUNCPROTOEND", "VARIABLE", ["a"]),
         ("int& f();", "PROTOTYPE", ["f"]),
         ("int f() { return 1; }", "FUNCTION", ["f"]),
         ("bool operator==(A a, B b) { return true; }", "FUNCTION", ["operator=="]),

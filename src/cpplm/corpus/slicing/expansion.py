@@ -66,6 +66,7 @@ class Visit:
     ranks: list[int] = field(default_factory=list)
     gone: dict[int, bytes] = field(default_factory=dict)
     external: dict[int, bytes] = field(default_factory=dict)
+    early: set[int] = field(default_factory=set)  # items of which only what precedes another file is left
     decided: set[int] = field(default_factory=set)  # ids of the conditions that hold
     known: Branches = field(default_factory=dict)
     _stacks: dict[int, tuple[Frame, ...]] = field(default_factory=dict)  # by identity of items' stacks
@@ -111,7 +112,8 @@ class Expansion:
     def rank(self, place: Place) -> Rank:
         """Sorts places in the order of the compiler."""
         visit = self.visits[place[0]]
-        return visit.ranks[bisect.bisect_right(visit.cuts, place[1])] + place[1]
+        find = bisect.bisect_left if place[1] in visit.early else bisect.bisect_right
+        return visit.ranks[find(visit.cuts, place[1])] + place[1]
 
     def item(self, place: Place) -> Item:
         """The item at a place."""
@@ -277,6 +279,7 @@ class Expander:
             self._define(item.directives[0], unknown=is_conditional, likely=of_likely is not None)
             return
         removed: list[Directive] = []
+        last_external = 0
         external: list[tuple[tuple[Condition, ...], bytes]] = []
         made = {d.macro for d in item.directives if d.keyword == b"define"}  # `#define F "a.c"`, `#include F`
         decided = not visit.own and item.kind == ItemKind.INCLUDE
@@ -304,6 +307,7 @@ class Expander:
                     removed.append(directive)
                 else:
                     external.append((undecided, directive.line))
+                    last_external = directive.start
                 is_missing = included and likely and visit.cuts[-1:] != [number]
                 if is_missing and any(d.keyword == b"else" for d in item.directives):
                     self._demand(inner, visit.file)
@@ -311,6 +315,8 @@ class Expander:
                 self._define(directive, unknown=live is None or is_conditional, likely=likely)
         if item.kind == ItemKind.INCLUDE:
             visit.external[number] = written_includes(external)
+            is_early = external and removed and not visit.own and last_external < removed[0].start
+            visit.early.update([number] if is_early else [])
         if decided or removed:
             visit.gone[number] = visit.external[number] if decided else without_directives(item, removed)
         elif is_dead:
@@ -349,14 +355,16 @@ class Expander:
         return self._state.macros.get(guard.encode(), UNKNOWN) not in (None, UNKNOWN)
 
     def _include_argument(self, argument: bytes) -> str:
-        """The argument of `#include "a.h"`, `<a.h>` or `MACRO` in quotes; "" where it cannot be said."""
+        """The argument of an include, of `MACRO` and `MACRO("a.h")` too; "" where it cannot be said."""
         for _ in range(_DEEPEST):
             if argument[:1] in (b'"', b"<"):
                 return argument.decode("utf-8", "replace")
-            macro = self._state.lookup(argument.strip())
-            if macro is None or macro.parameters is not None or not macro.body:
+            name, *arguments = re.split(rb"[(),]", argument.strip())
+            macro = self._state.lookup(name.strip())
+            if macro is None or not macro.body:
                 break
-            argument = macro.body
+            values = dict(zip(macro.parameters or (), arguments, strict=False))
+            argument = values.get(macro.body.strip(), macro.body).strip()
         return ""
 
     def _include(

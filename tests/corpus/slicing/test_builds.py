@@ -1,0 +1,143 @@
+"""What a build defines, finds and includes: the smallest project of each case."""
+
+import pytest
+
+from tests.corpus.cpp import compile_errors, in_order, needs_gxx, one_document
+
+pytestmark = needs_gxx
+
+_PROJECTS: dict[str, dict[str, str]] = {
+    "an option with the value that its script gives": {
+        "configure.ac": 'AC_INIT([lib], [1])\nCPPFLAGS="-DLIB_LEVEL=7 $CPPFLAGS"\n',
+        "lib.h": "#if LIB_LEVEL\ntypedef int level;\n#endif\n#if LIB_LEVEL > 3\ntypedef int high;\n#endif\n",
+        "use.c": '#include "lib.h"\nlevel use(high n) { return n; }\n',
+    },
+    "an option that a condition compares": {
+        "int.h": "#ifndef LIB_WIDE\n#error LIB_WIDE undefined\n#endif\n#if LIB_WIDE > 0\n"
+        "typedef long long wide;\n#else\ntypedef long wide;\n#endif\n",
+        "use.c": '#include "int.h"\nwide use(void) { return 1; }\n',
+    },
+    "a header of the system in a folder that the project has too": {
+        "include/sys/own.h": "struct own { int n; };\n",
+        "version.h": "#include <sys/utsname.h>\nstruct version { struct utsname name; };\n",
+        "use.c": '#include "version.h"\n#include <sys/own.h>\nint use(struct own *o, struct version *v) '
+        "{ return o->n + v->name.release[0]; }\n",
+    },
+    "of options for many systems that for this one": {
+        "sys.h": "".join(
+            f"/*\n * {name}\n */\n#ifdef {name}\n#define LIB_LOCK {lock}\n#define LIB_{name} 1\n#endif\n"
+            for name, lock in (("ULTRIX4", "ultrix()"), ("RELIANT", "reliant()"), ("LINUX5", "2"))
+        ),
+        "use.c": '#include "sys.h"\nint use(void) { return LIB_LOCK; }\n',
+    },
+    "a structure in another, one for each option": {
+        "itc.h": "#if defined(LIB_ITC_EVENTFD)\nstruct itc { int fd; };\n#elif defined(LIB_ITC_PIPE)\n"
+        "struct itc { int fd[2]; };\n#endif\n",
+        "daemon.h": '#include "itc.h"\nstruct daemon { int n; struct itc itc; };\n',
+        "use.c": '#include "daemon.h"\nint use(struct daemon *d) { return d->n; }\n',
+    },
+    "types that a configuration declares where the system does not": {
+        "config.h.in": "#undef LIB_HAS_SIZE\n#ifndef LIB_HAS_SIZE\ntypedef int size_t;\n#endif\n",
+        "configure.ac": "AC_CONFIG_HEADERS([config.h])\n",
+        "use.c": '#include "config.h"\n#include <stdlib.h>\nsize_t use(void) { return 1; }\n',
+    },
+    "what a script finds, where it writes no configuration": {
+        "configure.ac": "AC_INIT([lib], [1])\ndnl AC_CONFIG_HEADERS([config.h])\n"
+        "AC_CHECK_HEADERS([stdint.h])\n",
+        "lib.h": "#ifdef HAVE_STDINT_H\n#include <stdint.h>\n#endif\nuint32_t next(uint32_t n);\n",
+        "other.c": '#ifdef HAVE_CONFIG_H\n#include "config.h"\n#endif\nint other(void) { return 1; }\n',
+        "use.c": '#include "lib.h"\nint use(void) { return next(1); }\n',
+    },
+    "lists of the system's queues": {
+        "list.h": "struct entry { TAILQ_ENTRY(entry) next; };\n",
+        "use.c": '#include <stdio.h>\n#include "list.h"\n'
+        "void *use(struct entry *e) { return e->next.tqe_next; }\n",
+    },
+    "a header whose name a script has in a variable": {
+        "configure.ac": "AC_INIT([lib], [1])\nLIB_HEADER=\"<math.h>\"\n",
+        "use.c": "#include LIB_HEADER\ndouble use(double x) { return sqrt(x); }\n",
+    },
+    "a header that a macro makes of its argument": {
+        "lib.h": '#define LIB_INCLUDE(file) file\n#include LIB_INCLUDE("part.h")\n',
+        "part.h": "struct part { int n; };\n",
+        "use.c": '#include "lib.h"\nint use(struct part *p) { return p->n; }\n',
+    },
+    "of two lists of headers that which is there": {
+        "all.h": "#ifndef LIB_ALONE\n#include <sys/times.h>\n#include \"part.h\"\n#else\n"
+        '#include "../lib/times.h"\n#include "part.h"\n#endif\n',
+        "part.h": "struct part { struct tms n; };\n",
+        "use.c": '#include "all.h"\nlong use(struct part *p) { return p->n.tms_utime; }\n',
+    },
+    "a header that its source does not include": {
+        "part.h": "int change(struct box *);\n",
+        "part.c": '#include "box.h"\nint change(struct box *b) { return b->n; }\n',
+        "box.h": "struct box { int n; };\n",
+        "use.c": '#include "box.h"\n#include "part.h"\nint use(struct box *b) { return change(b); }\n',
+    },
+    "a macro that ends in a blank line, before another file": {
+        "m.h": "#define C 1\n#define A(i) \\\n  (i) \\\n\nint g(int);\n",
+        "use.c": '#include "m.h"\n#define B 1\nint use(void) { return A(B) + C; }\n',
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("files", _PROJECTS.values(), ids=_PROJECTS)
+def test_a_project_compiles(tmp_path, files):
+    name = next(name for name in ("part.c", "use.c", "use.cc") if name in files)
+    document = one_document(tmp_path, files, of=name)
+    assert compile_errors(document.text, language="c" if name.endswith(".c") else "c++") == ""
+
+
+def test_macros_for_the_header_of_a_library_stay_before_it_with_their_comment(tmp_path):
+    macros = "/* The oldest version. */\n#define G_OLDEST G_2_42\n#define G_NEWEST G_2_42\n"
+    files = {
+        "lib.h": f"#include <stdio.h>\n\n{macros}\n#include <glib.h>\nint f(void);\n",
+        "use.c": '#include "lib.h"\nint use(void) { return f(); }\n',
+    }
+    text = one_document(tmp_path, files, of="use.c").text
+    in_order(text, "#define G_OLDEST", "#define G_NEWEST", "#include <glib.h>")
+
+
+def test_headers_of_a_library_are_included_though_they_stand_in_quotes(tmp_path):
+    headers = [f"tls_{name}.h" for name in ("pool", "ring", "file", "time")]
+    files = {
+        "use.c": "".join(f'#include "{name}"\n' for name in (*headers, "lib_config.h"))
+        + "tls_pool *use(void) { return 0; }\n"
+    }
+    text = one_document(tmp_path, files, of="use.c").text
+    assert all(f'#include "{name}"\n' in text for name in headers)
+    assert "lib_config.h" not in text
+
+
+def test_the_header_of_glib_that_asks_for_a_domain_has_one(tmp_path):
+    files = {"use.c": '#include <glib/gi18n-lib.h>\nconst char *use(void) { return _("a"); }\n'}
+    text = one_document(tmp_path, files, of="use.c").text
+    in_order(text, '#define GETTEXT_PACKAGE ""\n', "#include <glib/gi18n-lib.h>")
+
+
+def test_what_a_class_has_in_a_condition_is_no_option_of_the_class(tmp_path):
+    files = {
+        "id.h": "struct id {\n  int n;\n#ifdef LIB_STRICT\n  int (*strict)(void);\n#endif\n};\n",
+        "use.c": '#include "id.h"\nint use(struct id *i) { return i->n; }\n',
+    }
+    assert "#define LIB_STRICT" not in one_document(tmp_path, files, of="use.c").text
+
+
+def test_a_file_is_taken_apart_where_a_scope_ends_in_a_condition_and_begins_again(tmp_path):
+    files = {
+        "types.h": "namespace a {\nnamespace b {\nint first();\n#if !LIB_NONE\nstruct Second { int n; };\n}\n"
+        "struct Third { b::Second second; };\nnamespace b {\nstruct Fourth { Third third; };\n#endif\n"
+        "struct Fifth { int n; };\nint sixth();\n}\n}\n",
+        "use.cc": '#include "types.h"\nint use(a::b::Fourth &f, a::b::Fifth &g) '
+        "{ return f.third.second.n + g.n; }\n",
+    }
+    text = one_document(tmp_path, files, of="use.cc").text
+    assert compile_errors(text) == ""
+    assert "first" not in text
+    assert "sixth" not in text
+
+
+def test_macros_of_another_library_hide_no_function(tmp_path):
+    declaration = "void fail(const char *, ...) LIB_COLD LIB_FORMAT(LIB_PRINTF, 1, (2));"
+    files = {"fail.h": f"{declaration}\n", "use.c": '#include "fail.h"\nvoid use(void) { fail("a"); }\n'}
+    assert declaration in one_document(tmp_path, files, of="use.c").text
