@@ -115,6 +115,24 @@ def test_the_header_of_glib_that_asks_for_a_domain_has_one(tmp_path):
     in_order(text, '#define GETTEXT_PACKAGE ""\n', "#include <glib/gi18n-lib.h>")
 
 
+def test_macros_of_the_compiler_are_no_options(tmp_path):
+    files = {
+        "tls.h": "#if defined(__GNUC__)\n#define LIB_LOCAL __thread\n#elif defined(LIB_OTHER)\n"
+        "#define LIB_LOCAL\n#endif\n",
+        "use.c": '#include "tls.h"\nLIB_LOCAL int use;\n',
+    }
+    assert "#define __GNUC__" not in one_document(tmp_path, files, of="use.c").text
+
+
+def test_what_a_generated_script_tries_out_is_defined_nowhere(tmp_path):
+    tried = "#define getenv autoconf_temporary\n"
+    files = {
+        "configure": f"# Generated automatically using autoconf version 2.13\n{tried}",
+        "use.c": '#include <stdlib.h>\nchar *use(void) { return getenv("HOME"); }\n',
+    }
+    assert "autoconf_temporary" not in one_document(tmp_path, files, of="use.c").text
+
+
 def test_what_a_class_has_in_a_condition_is_no_option_of_the_class(tmp_path):
     files = {
         "id.h": "struct id {\n  int n;\n#ifdef LIB_STRICT\n  int (*strict)(void);\n#endif\n};\n",

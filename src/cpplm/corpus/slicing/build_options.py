@@ -117,7 +117,7 @@ def _hiding_options(visit: Visit, number: int, known: Set[bytes]) -> Set[bytes]:
     if visit.own or not all(wanted):
         return set()
     options = set[bytes]().union(*wanted)
-    return options if all(each.isupper() for each in options) else set()
+    return options if all(each.isupper() and not each.startswith(b"__") for each in options) else set()
 
 
 def _options_of_group(item: Item) -> Set[bytes]:
