@@ -30,6 +30,12 @@ _PROJECTS: dict[str, dict[str, str]] = {
         ),
         "use.c": '#include "sys.h"\nint use(void) { return LIB_LOCK; }\n',
     },
+    "an option that a function needs that has macros of its own": {
+        "mark.h": "#if LIB_ALLOCA\n#define LIB_MARK int mark\n#endif\n#if LIB_REENTRANT\n"
+        "#define LIB_MARK long mark\n#endif\n",
+        "use.c": '#include "mark.h"\nint use(void) {\n  LIB_MARK = 1;\n#define LOW mark\n  return LOW;\n}\n',
+    },
+    "numbers of system calls": {"use.c": "#include <unistd.h>\nint use(void) { return __NR_getpid; }\n"},
     "a structure in another, one for each option": {
         "itc.h": "#if defined(LIB_ITC_EVENTFD)\nstruct itc { int fd; };\n#elif defined(LIB_ITC_PIPE)\n"
         "struct itc { int fd[2]; };\n#endif\n",

@@ -146,7 +146,7 @@ def _used_names(expansion: Expansion) -> dict[bytes, Set[bytes]]:
     for visit in (visit for visit in expansion.visits if visit.own):
         for number, item in enumerate(visit.file.items):
             live = visit.live.get(number, True)
-            if item.directives or live is False:
+            if live is False or any(directive.keyword in IF_KEYWORDS for directive in item.directives):
                 continue
             if live:
                 always |= item.mentions

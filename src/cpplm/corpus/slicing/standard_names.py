@@ -22,6 +22,11 @@ _HEADERS = (
         b"sys/queue.h",
         re.compile(rb".*queue\.h"),
     ),
+    (
+        re.compile(rb"\b__NR_\w+"),
+        b"asm/unistd.h",
+        re.compile(rb"(?:(?:sys/)?syscall|(?:asm|linux)/unistd)\.h"),
+    ),
 )
 # Where nothing is included at all.
 _ALONE = (
