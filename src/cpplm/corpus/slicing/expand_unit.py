@@ -39,8 +39,10 @@ def expand_unit(own: Sequence[str], index: ProjectIndex, callees: Sequence[Key] 
     missing = [name for name in others if index.number[name] not in expansion.by_file]
     if missing:
         expansion = Expander(index, own).expand([*before, *missing])
-    if index.number[root] not in expansion.by_file:  # it needs none of what its includes do not lead to
-        names = [*before, root, *missing] if index.closed else [*missing, root]
+    if index.number[root] not in expansion.by_file:
+        # A source needs none of what it does not include, but for a piece of another one.
+        stands_alone = index.closed and root not in index.includers
+        names = [*before, root, *missing] if stands_alone else [*before, *missing, root]
         expansion = Expander(index, own).expand(names)
     options = hiding_options(expansion)
     if options:
