@@ -5,7 +5,8 @@
 #   recipes/debian_corpus.sh blind FOLDER     projects that it is only measured on      -> FOLDER/blind
 #   recipes/debian_corpus.sh blind2 FOLDER    and two more such sets, each looked at once, -> FOLDER/blind2
 #   recipes/debian_corpus.sh blind3 FOLDER    when the work is done                     -> FOLDER/blind3
-#   recipes/debian_corpus.sh blind4 FOLDER    (also blind5 to blind21; known: looked at all along)
+#   recipes/debian_corpus.sh blind4 FOLDER    (also blind5 to blind24; wide and wide2: many small
+#                                             projects; known: looked at all along)
 #   recipes/debian_corpus.sh scale FOLDER     500 MB in 34,000 files                    -> FOLDER/scale
 #   recipes/debian_corpus.sh headers FOLDER   third-party headers, also those that the projects fetched so far
 #                                             are built with                            -> FOLDER/headers; prints
@@ -52,6 +53,34 @@ BLIND19="angband assimp coreutils curl htslib http-parser m4 mafft make-dfsg sed
 # The last of that list.
 BLIND20="attr libassuan libcap-ng libsoxr libwebsockets memcached ncurses nlopt p7zip psmisc readline redis"
 BLIND21="e2fsprogs elfutils findutils gmp gzip hmmer libb2 libwps minimap2 nss strace tar"
+# Measured once, later that day: of the source packages of Debian 12 that debtags calls implemented in C or C++,
+# with 0.1 to 6 MB of archive, those in an order drawn by chance that the mirror had and that have 0.1 MB of code.
+BLIND22="bogofilter cproto cvs ddpt epr-api libmaxmind-db-writer-perl man-db nautilus patchutils psignifit raptor2 sparse"
+BLIND23="codonw colmap id-utils idzebra libapache2-mod-auth-mellon nfs-utils pacemaker pgbouncer postfix safecopy sord
+x264"
+BLIND24="acl arj bibtool fastlink makebootfat mathomatic mimalloc sdparm snowball syslinux texinfo units"
+# The next of that order, with 60 kB to 3 MB of code: 71 and 146.
+WIDE="alsa-utils anthy apparix apr-util avce00 bar bcftools biosquid bitlbee bmake clamsmtp daligner dhcpcd5 fatsort
+fort-validator fping gbsplay geoip gjs gtkam htsengine indent iptables jellyfish jgraph jhead judy kmod
+libart-lgpl libbit-vector-perl libcairo-perl libcap2 libesmtp libgc libio-aio-perl libisoburn
+libmath-clipper-perl libmd libmoose-perl libnet-ssleay-perl libnetaddr-ip-perl libntlm libraw1394
+libsereal-decoder-perl libytnef lzma mcpp nagios-nrpe nagios-plugins-contrib nifticlib ossp-uuid pax pcsc-lite
+potrace ppp sma sword sxid teg telepathy-idle ucl udisks2 uni2ascii unrtf vpnc wayland x11-xserver-utils xa xdm
+xfpt yagiuda"
+WIDE2="9base a52dec acme apfsprogs as31 avahi bcpp bibclean binkd bison++ black-box boolector buddy can-utils casync
+cflow chktex chmlib chordii cscope cunit cups-filters cxref dialign dialign-t digitemp docbook-to-man dracut
+duma ebook-speaker ebtables fig2dev fontconfig freexl fuse gnome-photos gnome-settings-daemon goobox gpp
+gtkatlantic hashcash hdparm hello hexchat hnb icecast2 ices2 ifmail ikarus ipset iroffer isync iw jemalloc
+jpegpixi kbd kexec-tools keyutils le-dico-de-rene-cougnenc libbackuppc-xs-perl libcaca libcoro-perl libcsv
+libdbi-perl libdca libembperl-perl libexttextcat libgpod libhtml-parser-perl libhtml-template-pro-perl
+liblist-moreutils-xs-perl libmath-int64-perl libmaxmind-db-reader-xs-perl libmtp libobject-pad-perl
+libscalar-list-utils-perl libsereal-encoder-perl libshout libtemplate-perl libtime-moment-perl libtool
+libtype-tiny-xs-perl libvoikko libxcb libxml-libxml-perl libxs-object-magic-perl linphone-desktop lksctp-tools
+logtool loki lsof lua5.1 lutefisk lzop mailfilter man2html mdadm miniupnpc mlmmj multipath-tools ndisc6
+network-manager-pptp original-awk pam paperkey pev pgn-extract policykit-1 polyglot popt procmail proxychains
+publib quvi rbldnsd ries rp-pppoe rpki-client rpm rrdtool rtl-433 rtmpdump shadow skalibs smartlist swapspace
+tracker tstools uisp unadf usbutils userinfo uucp vilistextum vis vttest wide-dhcpv6 wireless-tools x11-utils
+xdelta3 xserver-xorg-input-mouse yasr zinnia zpaq zsync zzuf"
 # Large C and C++ projects, to measure time and memory.
 SCALE="ffmpeg gdb git mesa qemu samba vim"
 # The failures of these were looked at, beside those of blind3.
@@ -92,7 +121,7 @@ fail() {
     exit 2
 }
 
-usage="usage: recipes/debian_corpus.sh dev|blind|blind2|...|blind21|known|scale|headers|large|tokenizer|measure FOLDER"
+usage="usage: recipes/debian_corpus.sh dev|blind|blind2|...|blind24|wide|wide2|known|scale|headers|large|tokenizer|measure FOLDER"
 [ $# -eq 2 ] || fail "$usage"
 command -v apt-get >/dev/null || fail "there is no apt-get: this recipe needs Debian or Ubuntu"
 command -v dpkg-source >/dev/null || fail "there is no dpkg-source. Install it: sudo apt-get install dpkg-dev"
@@ -196,7 +225,7 @@ build() { # SET OUT [OPTION...]
 }
 
 case $1 in
-dev | blind | blind[2-9] | blind1[0-9] | blind2[01] | known | scale)
+dev | blind | blind[2-9] | blind1[0-9] | blind2[0-4] | wide | wide2 | known | scale)
     eval "packages=\$$(echo "$1" | tr '[:lower:]' '[:upper:]')"
     # shellcheck disable=SC2086,SC2154  # a list of names
     sources "$1" $packages
@@ -224,7 +253,7 @@ tokenizer)
     done
     ;;
 measure)
-    for set_name in ${SETS:-dev blind blind2 blind3 blind4 blind5 blind6 blind7 blind8 blind9 blind10 blind11 blind12 blind13 blind14 blind15 blind16 blind17 blind18 blind19 blind20 blind21}; do
+    for set_name in ${SETS:-dev blind blind2 blind3 blind4 blind5 blind6 blind7 blind8 blind9 blind10 blind11 blind12 blind13 blind14 blind15 blind16 blind17 blind18 blind19 blind20 blind21 blind22 blind23 blind24 wide wide2}; do
         sh "$0" "$set_name" "$folder"
         build "$set_name" "$folder/corpus-$set_name" --mode compilable
         # shellcheck disable=SC2046  # several folders

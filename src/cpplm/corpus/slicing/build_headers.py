@@ -56,7 +56,8 @@ _C_WORD = re.compile(
 )
 # What a configuration declares where the system does not: `#ifndef HAVE_SIZE_T`, `typedef int size_t;`.
 _FALLBACK = re.compile(
-    rb"#[ \t]*(?:ifndef[ \t]+|if[ \t]+![ \t]*(?:defined)?[ \t(]*)(\w+)[ \t)]*\n\s*typedef\b[^;{}]*?(\w+)\s*;"
+    rb"#[ \t]*(?:ifndef[ \t]+|if[ \t]+![ \t]*(?:defined)?[ \t(]*)(\w+)[ \t)]*\n"
+    rb"\s*+typedef\b[^;{}\n]{1,200}?\b(\w++)\s*+;"
 )
 # 0 or 1, where it is a choice of a build.
 _SWITCH = re.compile(rb"HAVE_|(?:^|_)(?:CONFIG|ENABLE|WITH|USE)_")
