@@ -7,7 +7,7 @@ import itertools
 import posixpath
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 # Folders and files for other systems.
 _FOREIGN = re.compile(
@@ -16,6 +16,8 @@ _FOREIGN = re.compile(
 
 # Headers whose names begin with that of a folder, which they are in once they are installed.
 _FEWEST_INSTALLED = 3
+# Of a library, that are included by one prefix or below one folder.
+_FEWEST_HEADERS = 4
 
 
 class IncludeIndex:
@@ -86,3 +88,32 @@ def shared_folders(one: str, two: str) -> int:
     """The number of leading parts that two paths share."""
     pairs = zip(one.split("/"), two.split("/"), strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def library_includes(
+    includes: Mapping[str, Sequence[str]], resolve: Callable[[str, str], str | None]
+) -> frozenset[str]:
+    """The arguments of includes that nothing in a project answers and that are a library's, not a build's.
+
+    Such are many in quotes with one prefix (`"apr_pools.h"`), and those below a folder that the project has
+    too, where it has fewer of those that it includes than it lacks.
+
+    Args:
+        includes: the arguments of includes (`"a.h"`, `<b/c.h>`), by the file that they stand in.
+        resolve: the file of the project that an include in a file leads to, if any.
+    """
+    lacking: dict[str, set[str]] = defaultdict(set)
+    answered: dict[str, set[str]] = defaultdict(set)
+    for name, arguments in includes.items():
+        for argument in arguments:
+            folder, _, base = argument[1:].rpartition("/")
+            prefix = folder.split("/")[0] + "/" if folder else re.split(r"[_.]", base)[0]
+            if not folder.startswith(".") and (folder or argument[:1] == '"'):
+                (answered if resolve(name, argument) else lacking)[prefix].add(argument)
+    many = (
+        arguments
+        for prefix, arguments in lacking.items()
+        if len(arguments) >= _FEWEST_HEADERS
+        and (prefix[-1:] != "/" or len(arguments) > len(answered[prefix]))
+    )
+    return frozenset[str]().union(*many)

@@ -30,6 +30,17 @@ _PROJECTS: dict[str, dict[str, str]] = {
         ),
         "use.c": '#include "sys.h"\nint use(void) { return LIB_LOCK; }\n',
     },
+    "headers of the kernel that no system has": {
+        "include/linux/list.h": "struct list_head { struct list_head *next; };\n",
+        "use.c": "#include <linux/list.h>\nvoid *use(struct list_head *l) { return l->next; }\n",
+    },
+    "types that scripts look for in a header": {
+        "config.h.in": "#undef HAVE_SIZE_T_IN_STDDEF_H\n",
+        "configure.ac": "AC_CONFIG_HEADERS([config.h])\n",
+        "types.h": "#if HAVE_SIZE_T_IN_STDDEF_H\n#include <stddef.h>\n#else\ntypedef unsigned size_t;\n"
+        "#endif\n#include <stdlib.h>\n",
+        "use.c": '#include "config.h"\n#include "types.h"\nsize_t use(void) { return 1; }\n',
+    },
     "an option that a function needs that has macros of its own": {
         "mark.h": "#if LIB_ALLOCA\n#define LIB_MARK int mark\n#endif\n#if LIB_REENTRANT\n"
         "#define LIB_MARK long mark\n#endif\n",
@@ -113,6 +124,18 @@ def test_headers_of_a_library_are_included_though_they_stand_in_quotes(tmp_path)
     text = one_document(tmp_path, files, of="use.c").text
     assert all(f'#include "{name}"\n' in text for name in headers)
     assert "lib_config.h" not in text
+
+
+def test_headers_of_a_library_whose_folder_the_project_has_too_are_included(tmp_path):
+    headers = [f"tls/{name}.h" for name in ("pool", "ring", "file", "time")]
+    files = {
+        "include/tls/own.h": "struct own { int n; };\n",
+        "use.c": "".join(f"#include <{name}>\n" for name in (*headers, "tls/own.h"))
+        + "tls_pool *use(struct own *o) { return o->n; }\n",
+    }
+    text = one_document(tmp_path, files, of="use.c").text
+    assert all(f"#include <{name}>\n" in text for name in headers)
+    assert "struct own {" in text
 
 
 def test_the_header_of_glib_that_asks_for_a_domain_has_one(tmp_path):

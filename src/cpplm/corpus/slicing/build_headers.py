@@ -22,6 +22,8 @@ _LINUX = tomllib.loads(
 # <math.h> is the system's, even where a project has a file of that name (ISO C17 7.1.2, POSIX.1-2017).
 SYSTEM_HEADERS = frozenset(f"{name}.h" for name in _LINUX["system_headers"].split())
 _SYSTEM_FOLDERS = {name.split("/")[0] for name in SYSTEM_HEADERS if "/" in name} | {"asm", "linux"}
+# Headers of the kernel that no program outside of it has.
+KERNEL_HEADERS = frozenset(f"linux/{name}.h" for name in _LINUX["kernel_headers"].split())
 _PLACEHOLDER = re.compile(rb"@(\w+)@|\$\{(\w+)\}")
 _DEFINITION = re.compile(rb"(?m)^([ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+)(?:@\w+@|\$\{\w+\})(?=[ \t]*$)")
 _TYPEDEF = re.compile(rb"(?m)^(\s*typedef\s+)(?:@\w+@|\$\{\w+\})(?=\s+(\w+)\s*;)")
@@ -41,7 +43,7 @@ _SET = re.compile(rb'(?mi)^[ \t]*set[ \t]*\(\s*(\w+)\s+"?([2-9]|[1-9]\d+)"?\s*\)
 _IS_DEFAULT = re.compile(
     rb"LITTLE_?ENDIAN|IS_LITTLE|LINUX$|COMPILER_IS_G(?:NU|CC)|^_GNU_SOURCE$|^GNULIB_[A-Z]|^TIME_WITH_SYS_TIME$"
     rb"|^HAVE_(?:TYPE_)?(?:_?BOOL(?:_T)?|(?:U?INT(?:8|16|32|64|PTR|MAX)|S?SIZE|SOCKLEN|OFF|PID)(?:_T)?"
-    rb"|(?:CLOCK|DEV|GID|INO|IN_ADDR|IN_PORT|MODE|NLINK|SA_FAMILY|SIGSET|SIG_ATOMIC|TIME|UID|WCHAR)_T)$"
+    rb"|\w+_T_IN_\w+_H|(?:CLOCK|DEV|GID|INO|IN_ADDR|IN_PORT|MODE|NLINK|SA_FAMILY|SIGSET|SIG_ATOMIC|TIME|UID|WCHAR)_T)$"
 )
 _HAVE_HEADERS = frozenset(
     f"HAVE_{re.sub('[./]', '_', name).upper()}".encode()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from cpplm.corpus.include_index import IncludeIndex
+from cpplm.corpus.include_index import IncludeIndex, library_includes
 from cpplm.corpus.ingest.discovery import (
     AUTOCONF_SCRIPTS,
     TEMPLATE_ENDINGS,
@@ -42,7 +42,6 @@ _KEYWORDS = frozenset(word.encode() for word in KEYWORDS)
 _BEFORE_BRACKET = re.compile(rb"\b(\w+)\s*\(")
 _FUNCTION_HEAD = re.compile(rb"(?m)^[A-Za-z_][^\n;{}()#]*?\b(\w+)[ \t]*\(")
 _FEW_SOURCES = 3
-_FEWEST_OF_LIBRARY = 4  # headers
 Key = tuple[int, int]  # number of a file in its project, number of an item in the file
 
 
@@ -298,10 +297,13 @@ class ProjectIndex:
         return self._targets[key]
 
     def _resolve(self, name: str, argument: str) -> str | None:
-        is_of_kernel = argument.startswith(("<linux/", "<asm/")) and not self._is_kernel
-        if not self.closed or is_of_kernel:  # the system's headers include theirs, not a project's copies
-            return None
         target = include_target(argument)
+        is_of_kernel = (
+            argument.startswith(("<linux/", "<asm/")) and target not in build_headers.KERNEL_HEADERS
+        )
+        # The system's headers include theirs, not a project's copies.
+        if not self.closed or (is_of_kernel and not self._is_kernel):
+            return None
         templates = [target + ending for ending in TEMPLATE_ENDINGS]
         if target not in build_headers.PUBLIC_HEADERS:  # of gnulib; its `math.in.h` precedes the system's
             templates.append(target.removesuffix(".h") + ".in.h")
@@ -341,14 +343,7 @@ class ProjectIndex:
 
     @functools.cached_property
     def _library_includes(self) -> frozenset[str]:
-        """Includes in quotes that nothing answers, many of one prefix, as of a library: `"apr_pools.h"`."""
-        by_prefix: dict[str, set[str]] = defaultdict(set)
-        for name, arguments in self.includes.items():
-            for argument in arguments:
-                if argument[:1] == '"' and "/" not in argument and self.resolve(name, argument) is None:
-                    by_prefix[re.split(r"[_.]", argument)[0]].add(argument)
-        many = (each for each in by_prefix.values() if len(each) >= _FEWEST_OF_LIBRARY)
-        return frozenset[str]().union(*many)
+        return library_includes(self.includes, self.resolve)
 
 
 def _outside_groups(item: Item) -> bytes:
