@@ -49,7 +49,7 @@ _PREDEFINED_CXX: Final = _table(
 )
 _PREDEFINED_C: Final = _table(b"__STDC_VERSION__=201710L")
 # Of <limits.h> and <stdint.h>, whose values are known where a file compares with them.
-_LIMITS: Final = {
+_LARGEST: Final = {
     name: Macro(b"%d" % ((1 << bits) - 1))
     for names, bits in (
         (b"SCHAR_MAX INT8_MAX", 7), (b"UCHAR_MAX UINT8_MAX", 8), (b"SHRT_MAX INT16_MAX", 15),
@@ -58,7 +58,16 @@ _LIMITS: Final = {
         (b"ULONG_MAX ULLONG_MAX UINT64_MAX UINTMAX_MAX UINTPTR_MAX SIZE_MAX", 64),
     )
     for name in names.split()
-} | {b"CHAR_BIT": Macro(b"8")}  # fmt: skip
+}  # fmt: skip
+_LIMITS: Final = {
+    **_LARGEST,
+    **{
+        name.replace(b"_MAX", b"_MIN"): Macro(b"(-%b - 1)" % (value.body or b""))
+        for name, value in _LARGEST.items()
+        if not name.startswith(b"U") and name != b"SIZE_MAX"
+    },
+    b"CHAR_BIT": Macro(b"8"),
+}
 # Of other compilers, systems and processors.
 _ABSENT = re.compile(
     rb"_*(?:clang|MSC|MSVC|WIN(?:32|64|DOWS|RT|CE)?(?:_|\b)|MINGW|CYGWIN|APPLE|MACOS|MACH|OSX|IOS|TARGET_OS|DARWIN"

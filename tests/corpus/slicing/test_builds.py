@@ -41,6 +41,11 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "#endif\n#include <stdlib.h>\n",
         "use.c": '#include "config.h"\n#include "types.h"\nsize_t use(void) { return 1; }\n',
     },
+    "limits of numbers, of a header that includes none": {
+        "int.h": "#if INT_MIN < -2147483646 && INT_MAX > 2147483646\ntypedef int lib_int;\n#else\n"
+        "#error no integer\n#endif\n",
+        "use.c": '#include "int.h"\nlib_int use(void) { return 1; }\n',
+    },
     "an option that a function needs that has macros of its own": {
         "mark.h": "#if LIB_ALLOCA\n#define LIB_MARK int mark\n#endif\n#if LIB_REENTRANT\n"
         "#define LIB_MARK long mark\n#endif\n",
