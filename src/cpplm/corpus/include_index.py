@@ -62,10 +62,11 @@ class IncludeIndex:
     def installed(self, target: str) -> str | None:
         """The header that is in its project's folder once installed: `gsl_math.h` of `gsl/gsl_math.h`.
 
-        For names of several headers alone: `curl.h` need not be what `curl/curl.h` is.
+        For names of several headers alone, and not `curl.h`, which need not be what `curl/curl.h` is.
         """
         folder, _, base = target.rpartition("/")
-        is_installed = folder == _first_word(base) and self._first_words[folder] >= _FEWEST_INSTALLED
+        is_one_of_many = folder == _first_word(base) != posixpath.splitext(base)[0]
+        is_installed = is_one_of_many and self._first_words[folder] >= _FEWEST_INSTALLED
         candidates = self._by_base.get(base, ()) if is_installed else ()
         return min(candidates, key=lambda name: (len(name), name), default=None)
 

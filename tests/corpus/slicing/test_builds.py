@@ -143,6 +143,16 @@ def test_headers_of_a_library_whose_folder_the_project_has_too_are_included(tmp_
     assert "struct own {" in text
 
 
+def test_a_header_of_a_library_is_not_one_of_the_same_name(tmp_path):
+    files = {
+        "common/tls.h": "#include <tls/tls.h>\nint own(void);\n",
+        "common/tls-a.h": "int a(void);\n",
+        "common/tls-b.h": "int b(void);\n",
+        "use.c": "#include <tls/tls.h>\ntls_pool *use(void) { return 0; }\n",
+    }
+    assert "#include <tls/tls.h>\n" in one_document(tmp_path, files, of="use.c").text
+
+
 def test_the_header_of_glib_that_asks_for_a_domain_has_one(tmp_path):
     files = {"use.c": '#include <glib/gi18n-lib.h>\nconst char *use(void) { return _("a"); }\n'}
     text = one_document(tmp_path, files, of="use.c").text
