@@ -112,12 +112,13 @@ def test_a_project_compiles(tmp_path, files):
 
 def test_macros_for_the_header_of_a_library_stay_before_it_with_their_comment(tmp_path):
     macros = "/* The oldest version. */\n#define G_OLDEST G_2_42\n#define G_NEWEST G_2_42\n"
+    macros += "#define G_EQUAL(a, b) ((a) == (b))\n"
     files = {
         "lib.h": f"#include <stdio.h>\n\n{macros}\n#include <glib.h>\nint f(void);\n",
         "use.c": '#include "lib.h"\nint use(void) { return f(); }\n',
     }
     text = one_document(tmp_path, files, of="use.c").text
-    in_order(text, "#define G_OLDEST", "#define G_NEWEST", "#include <glib.h>")
+    in_order(text, "#define G_OLDEST", "#define G_NEWEST", "#define G_EQUAL", "#include <glib.h>")
 
 
 def test_headers_of_a_library_are_included_though_they_stand_in_quotes(tmp_path):

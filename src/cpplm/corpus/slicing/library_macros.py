@@ -14,8 +14,7 @@ _FEATURE_MACROS = (
     b"_GNU_SOURCE", b"_DEFAULT_SOURCE", b"_BSD_SOURCE", b"_POSIX", b"_XOPEN", b"__STDC_",
     b"_FILE_OFFSET_BITS",
 )  # fmt: skip
-_MOST_MACROS = 4  # for a library in one place; more are a configuration
-_OBJECT_MACRO = re.compile(rb"#define \w++(?!\()")
+_MOST_MACROS = 6  # for a library in one place; more are a configuration
 
 
 def counts_unnamed(item: Item) -> bool:
@@ -38,7 +37,7 @@ def library_macros(items: Sequence[Item]) -> set[int]:
     found: set[int] = set()
     before: list[int] = []
     for position, item in enumerate(items):
-        if _is_object_macro(item):
+        if item.kind == ItemKind.MACRO and [each.keyword for each in item.directives] == [b"define"]:
             before.append(position)
             continue
         if (
@@ -52,11 +51,6 @@ def library_macros(items: Sequence[Item]) -> set[int]:
         return found
     named = frozenset[bytes]().union(*(each.mentions for each in items if each.kind != ItemKind.MACRO))
     return {each for each in found if items[each].directives[0].macro not in named}
-
-
-def _is_object_macro(item: Item) -> bool:
-    is_macro = item.kind == ItemKind.MACRO and len(item.directives) == 1
-    return is_macro and _OBJECT_MACRO.match(item.directives[0].line) is not None
 
 
 def _is_library(directive: Directive) -> bool:
