@@ -21,7 +21,7 @@ from cpplm.corpus.slicing.build_headers import (
 )
 from cpplm.corpus.slicing.expansion import Expansion, Place, Visit
 from cpplm.corpus.slicing.outlines import without_comments
-from cpplm.corpus.slicing.standard_names import missing_headers
+from cpplm.corpus.slicing.standard_names import missing_lines
 from cpplm.cpp.items import Item, ItemKind
 from cpplm.cpp.lexer import IF_KEYWORDS
 from cpplm.cpp.parser import language_of
@@ -167,10 +167,9 @@ class _Writer:
             is_word = name in expanded and name not in of_build and not is_switch(name)
             lines.append(b"#define " + name + (b"" if is_word else b" " + index.definition(name)))
         is_c = index.is_c and all(language_of(name, True) == "c" for name in self.expansion.roots)
-        missing = missing_headers(
+        lines += missing_lines(
             text, self.expansion.dropped, lambda name: bool(self.expansion.declaring(name)), is_c=is_c
         )
-        lines += [b"#include <%b>" % header for header in missing]
         # `<lib/stdbool.h>` is for where the system has none.
         bases = {include_target(each).rpartition("/")[2] for each in self.expansion.dropped}
         instead = (b"#include <%b>" % base.encode() for base in sorted(bases & SYSTEM_HEADERS))
@@ -184,8 +183,6 @@ class _Writer:
         ]
         if is_c and b"_GNU_SOURCE" in index.build_macros and b"_GNU_SOURCE" not in text:
             lines.insert(0, b"#define _GNU_SOURCE")  # for the system's headers: no code names it
-        if b"gi18n-lib.h" in text and b"GETTEXT_PACKAGE" not in text:
-            lines.append(b'#define GETTEXT_PACKAGE ""')  # GLib's header asks for it
         if lines:
             block = b"\n".join(lines) + b"\n\n"
             self.parts.insert(self.head_parts, block)

@@ -36,15 +36,20 @@ _ALONE = (
     (re.compile(rb"\bva_list\b"), b"stdarg.h"),
     (re.compile(rb"\btime_t\b"), b"time.h"),
 )
+# What the headers of libraries leave to others: a name, and the line that there has to be without it.
+_ASKED_BY_LIBRARIES = {
+    b"jpeglib.h": (b"stdio", b"#include <stdio.h>"),
+    b"gi18n-lib.h": (b"GETTEXT_PACKAGE", b'#define GETTEXT_PACKAGE ""'),
+}
 # A header with the types of <stdint.h>, as by AX_CREATE_STDINT_H: GCint.h, _stdint.h.
 _INTEGER_HEADER = re.compile(r"(?:(?<![a-z])|std)int(?:types)?\.h[\">]")
 _INCLUDED = re.compile(rb'#[ \t]*include[ \t]*[<"]([^>"\n]+)')
 
 
-def missing_headers(
+def missing_lines(
     text: bytes, dropped: Iterable[str], is_declared: Callable[[bytes], bool], *, is_c: bool
 ) -> list[bytes]:
-    """The headers for names in a text that the project does not declare itself.
+    """The includes for names in a text that the project does not declare itself, and what libraries ask for.
 
     Args:
         text: of a document.
@@ -66,7 +71,9 @@ def missing_headers(
         ]
     used = ((header, {*names.findall(text)}) for names, header in wanted)
     missing = {header for header, names in used if names and not any(map(is_declared, names))}
-    before, jpeg, _ = text.partition(b"jpeglib.h")
-    if jpeg and b"stdio" not in before:  # it names FILE and leaves it to others to declare that
-        missing.add(b"stdio.h")
-    return sorted(missing)
+    lines = {b"#include <%b>" % header for header in missing}
+    for header, (name, line) in _ASKED_BY_LIBRARIES.items():
+        before, found, _ = text.partition(header)
+        if found and name not in before:
+            lines.add(line)
+    return sorted(lines, key=lambda line: (line.startswith(b"#define"), line))
