@@ -46,6 +46,10 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "#error no integer\n#endif\n",
         "use.c": '#include "int.h"\nlib_int use(void) { return 1; }\n',
     },
+    "sizes of types, in a configuration that nothing describes": {
+        "ids.h": "#if SIZEOF_UID_T == 4\ntypedef unsigned lib_id;\n#else\n#error Unknown size\n#endif\n",
+        "use.c": '#include "config.h"\n#include "ids.h"\nlib_id use(void) { return 1; }\n',
+    },
     "an option that a function needs that has macros of its own": {
         "mark.h": "#if LIB_ALLOCA\n#define LIB_MARK int mark\n#endif\n#if LIB_REENTRANT\n"
         "#define LIB_MARK long mark\n#endif\n",

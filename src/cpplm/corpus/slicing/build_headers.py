@@ -285,11 +285,11 @@ def configured(template: bytes, values: Mapping[bytes, bytes] | None = None) -> 
 
     def size(match: re.Match[bytes]) -> bytes:  # of CMake's check_type_size
         name = match.group(1) or b""
-        value = _configured_value(name)
+        value = configured_value(name)
         return b"#define " + name + b" " + value if value else b""
 
     def choice(match: re.Match[bytes]) -> bytes:
-        value = (values or {}).get(match.group(2)) or _configured_value(match.group(2))
+        value = (values or {}).get(match.group(2)) or configured_value(match.group(2))
         if match.group(2) in of_system:
             value = b"1"
         if value is None and match.group(2).startswith(_STRINGS) and match.group(1) != b"cmakedefine01":
@@ -303,7 +303,7 @@ def configured(template: bytes, values: Mapping[bytes, bytes] | None = None) -> 
         return match.group(1) + (b"__" + width.group().upper() + b"_TYPE__" if width else b"long")
 
     def named_value(match: re.Match[bytes]) -> bytes:  # `#define SIZEOF_SIZE_T @SIZE_T@`
-        value = _configured_value(match.group(2))
+        value = configured_value(match.group(2))
         return match.group() if value is None else match.group(1) + value
 
     def placeholder(match: re.Match[bytes]) -> bytes:  # `#define MY_INLINE @my_inline@`
@@ -311,7 +311,7 @@ def configured(template: bytes, values: Mapping[bytes, bytes] | None = None) -> 
         word = _C_WORD.search(name.lower())
         default = b"" if _ATTRIBUTE.search(name) else b"long long" if name.lower().endswith(b"_t") else b"0"
         type_ = word.group(1) if word else default
-        return (values or {}).get(name) or _configured_value(name) or type_
+        return (values or {}).get(name) or configured_value(name) or type_
 
     text = _NAMELESS.sub(b"", _TYPEDEF.sub(placeholder_type, template))
     text = re.sub(rb"(?m)^[ \t]*(?:@(?:(SIZEOF_\w+)_CODE|\w+)@|\$\{\w+\})[ \t]*$", size, text)
@@ -321,13 +321,18 @@ def configured(template: bytes, values: Mapping[bytes, bytes] | None = None) -> 
 
 
 def have_macros(names: Iterable[bytes]) -> frozenset[bytes]:
-    """Those of these macros that a configuration would define: `LIB_HAVE_UNISTD_H`."""
-    return frozenset(name for name in names if b"HAVE_" in name and _configured_value(name) == b"1")
+    """Those of these macros that a configuration would define: `LIB_HAVE_UNISTD_H`, `SIZEOF_UID_T`."""
+    return frozenset(
+        name
+        for name in names
+        if (b"HAVE_" in name and configured_value(name) == b"1")
+        or (b"SIZEOF_" in name and configured_value(name))
+    )
 
 
 def switches(names: Iterable[bytes]) -> dict[bytes, bytes]:
     """Those of these macros that a build sets to 0 or 1, by their names, with what they are on Linux."""
-    return {name: _configured_value(name) or b"0" for name in names if is_switch(name)}
+    return {name: configured_value(name) or b"0" for name in names if is_switch(name)}
 
 
 def is_switch(name: bytes) -> bool:
@@ -335,7 +340,7 @@ def is_switch(name: bytes) -> bool:
     return _SWITCH.search(name) is not None
 
 
-def _configured_value(name: bytes) -> bytes | None:
+def configured_value(name: bytes) -> bytes | None:
     """The value of a macro of a configuration on Linux, whatever the project puts before its name."""
     if word := _C_WORD.search(name):
         return word.group(1) if name != word.group(1) else None

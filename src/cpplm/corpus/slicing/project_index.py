@@ -240,7 +240,7 @@ class ProjectIndex:
 
     def definition(self, name: bytes) -> bytes:
         """The value of a macro that a text needs to be defined; 1, as `-DNAME` means, where no build says."""
-        return self.build_macros.get(name) or b"1"
+        return self.build_macros.get(name) or build_headers.configured_value(name) or b"1"
 
     @functools.cached_property
     def switches(self) -> dict[bytes, bytes]:
