@@ -50,6 +50,12 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "ids.h": "#if SIZEOF_UID_T == 4\ntypedef unsigned lib_id;\n#else\n#error Unknown size\n#endif\n",
         "use.c": '#include "config.h"\n#include "ids.h"\nlib_id use(void) { return 1; }\n',
     },
+    "values that a script computes": {
+        "config.h.in": "#undef MAJOR\n#undef UNUSED\n#undef HOME\n",
+        "configure.ac": "AC_CONFIG_HEADERS([config.h])\nAC_DEFINE_UNQUOTED([MAJOR], [$MAJOR], [number])\n"
+        'AC_DEFINE_UNQUOTED([UNUSED], [$unused])\nAC_DEFINE_UNQUOTED([HOME], ["$home"])\n',
+        "use.c": '#include "config.h"\nconst char *use(int n UNUSED) { return MAJOR > 3 ? HOME : "a"; }\n',
+    },
     "an option that a function needs that has macros of its own": {
         "mark.h": "#if LIB_ALLOCA\n#define LIB_MARK int mark\n#endif\n#if LIB_REENTRANT\n"
         "#define LIB_MARK long mark\n#endif\n",

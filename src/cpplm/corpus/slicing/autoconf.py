@@ -19,6 +19,10 @@ _EXTENSIONS = re.compile(rb"\b(?:AC_USE_SYSTEM_EXTENSIONS|AC_GNU_SOURCE|gl_EARLY
 COMMENT = re.compile(rb"(?m)(?:^[ \t]*#|\bdnl\b).*$")
 _GNU = b"Free Software Foundation"
 _NO_VALUE = re.compile(rb"\A[01]?\Z|[\n$]")
+_COMPUTED = re.compile(rb"([\"']?)\$[\w{]")  # of a script's variable
+_ATTRIBUTE = re.compile(
+    rb"(?:^|_)(?:UNUSED|NORETURN|RESTRICT|ATTRIBUTE|EXPORT|IMPORT|INLINE|VISIBILITY)(?:_|$)"
+)
 _PREFIXES = {b"CHECK_DECLS": b"HAVE_DECL_", b"CHECK_SIZEOF": b"SIZEOF_"}
 _ALWAYS = b"PACKAGE VERSION".split() + [
     b"PACKAGE_" + part for part in b"BUGREPORT NAME STRING TARNAME URL VERSION".split()
@@ -62,11 +66,15 @@ def always_defined(script: bytes) -> dict[bytes, bytes]:
 def defined_by_checks(script: bytes) -> dict[bytes, bytes]:
     """The macros that a script defines by what it finds, each with the first of its values; no switches.
 
+    Of values that the script computes `""`, nothing for attributes, and 0 stand for them.
     Attributes are left out, and so is what may replace a name of the system: macros of GNU's own scripts,
     names in lower case but for those of headers.
     """
     values: dict[bytes, bytes] = {}
     for name, value, _ in _definitions(COMMENT.sub(b"", script)) if _GNU not in script else ():
+        if name.isupper() and (computed := _COMPUTED.match(value)):
+            text = b'""' if computed.group(1) else b"" if _ATTRIBUTE.search(name) else b"0"
+            values.setdefault(name, text)
         is_attribute = value.startswith(b"__attribute__")
         if (name.isupper() or value[:1] == b"<" or is_attribute) and not _NO_VALUE.search(value):
             values.setdefault(name, b"" if is_attribute else value)
