@@ -20,8 +20,9 @@ COMMENT = re.compile(rb"(?m)(?:^[ \t]*#|\bdnl\b).*$")
 _GNU = b"Free Software Foundation"
 _NO_VALUE = re.compile(rb"\A[01]?\Z|[\n$]")
 _COMPUTED = re.compile(rb"([\"']?)\$[\w{]")  # of a script's variable
-_ATTRIBUTE = re.compile(
-    rb"(?:^|_)(?:UNUSED|NORETURN|RESTRICT|ATTRIBUTE|EXPORT|IMPORT|INLINE|VISIBILITY)(?:_|$)"
+# Which are nothing but for other systems or compilers: `extern @LIB_DLL_VARIABLE@ int n;`
+ATTRIBUTE = re.compile(
+    rb"(?:^|_)(?:(?:DLL|EXPORT|IMPORT|ATTRIBUTE|DEPRECATED|VISIBILITY|UNUSED|NORETURN|RESTRICT|INLINE)(?:_|$)|API$)"
 )
 _PREFIXES = {b"CHECK_DECLS": b"HAVE_DECL_", b"CHECK_SIZEOF": b"SIZEOF_"}
 _ALWAYS = b"PACKAGE VERSION".split() + [
@@ -73,7 +74,7 @@ def defined_by_checks(script: bytes) -> dict[bytes, bytes]:
     values: dict[bytes, bytes] = {}
     for name, value, _ in _definitions(COMMENT.sub(b"", script)) if _GNU not in script else ():
         if name.isupper() and (computed := _COMPUTED.match(value)):
-            text = b'""' if computed.group(1) else b"" if _ATTRIBUTE.search(name) else b"0"
+            text = b'""' if computed.group(1) else b"" if ATTRIBUTE.search(name) else b"0"
             values.setdefault(name, text)
         is_attribute = value.startswith(b"__attribute__")
         if (name.isupper() or value[:1] == b"<" or is_attribute) and not _NO_VALUE.search(value):

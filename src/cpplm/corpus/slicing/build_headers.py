@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from cpplm.core.storage import sha256
 from cpplm.corpus.include_index import is_foreign, shared_folders
 from cpplm.corpus.ingest.discovery import AUTOCONF_SCRIPTS
-from cpplm.corpus.slicing.autoconf import COMMENT, always_defined, defined_by_checks
+from cpplm.corpus.slicing.autoconf import ATTRIBUTE, COMMENT, always_defined, defined_by_checks
 
 _LINUX = tomllib.loads(
     resources.files("cpplm.corpus.slicing").joinpath("linux_build_config.toml").read_text("utf-8")
@@ -28,8 +28,6 @@ _PLACEHOLDER = re.compile(rb"@(\w+)@|\$\{(\w+)\}")
 _DEFINITION = re.compile(rb"(?m)^([ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+)(?:@\w+@|\$\{\w+\})(?=[ \t]*$)")
 _TYPEDEF = re.compile(rb"(?m)^(\s*typedef\s+)(?:@\w+@|\$\{\w+\})(?=\s+(\w+)\s*;)")
 _NAMELESS = re.compile(rb"(?m)^[ \t]*#[ \t]*define[ \t]+@\w+@.*\n")  # the name is what a build finds out
-# Which is nothing but for other systems: `extern @LIB_DLL_VARIABLE@ int n;`
-_ATTRIBUTE = re.compile(rb"(?:^|_)(?:(?:DLL|EXPORT|IMPORT|ATTRIBUTE|DEPRECATED|VISIBILITY)(?:_|$)|API$)")
 _WIDTH = re.compile(rb"u?int(?:8|16|32|64)")
 _SIZES, _ARGUMENT_TYPES = (
     {name.encode(): value.encode() for name, value in _LINUX[table].items()}
@@ -309,7 +307,7 @@ def configured(template: bytes, values: Mapping[bytes, bytes] | None = None) -> 
     def placeholder(match: re.Match[bytes]) -> bytes:  # `#define MY_INLINE @my_inline@`
         name = match.group(1) or match.group(2)
         word = _C_WORD.search(name.lower())
-        default = b"" if _ATTRIBUTE.search(name) else b"long long" if name.lower().endswith(b"_t") else b"0"
+        default = b"" if ATTRIBUTE.search(name) else b"long long" if name.lower().endswith(b"_t") else b"0"
         type_ = word.group(1) if word else default
         return (values or {}).get(name) or configured_value(name) or type_
 
