@@ -5,7 +5,7 @@
 #   recipes/debian_corpus.sh blind FOLDER     projects that it is only measured on      -> FOLDER/blind
 #   recipes/debian_corpus.sh blind2 FOLDER    and two more such sets, each looked at once, -> FOLDER/blind2
 #   recipes/debian_corpus.sh blind3 FOLDER    when the work is done                     -> FOLDER/blind3
-#   recipes/debian_corpus.sh blind4 FOLDER    (also blind5 to blind24; wide and wide2: many small
+#   recipes/debian_corpus.sh blind4 FOLDER    (also blind5 to blind25; wide and wide2: many small
 #                                             projects; known: looked at all along)
 #   recipes/debian_corpus.sh scale FOLDER     500 MB in 34,000 files                    -> FOLDER/scale
 #   recipes/debian_corpus.sh headers FOLDER   third-party headers, also those that the projects fetched so far
@@ -81,6 +81,8 @@ network-manager-pptp original-awk pam paperkey pev pgn-extract policykit-1 polyg
 publib quvi rbldnsd ries rp-pppoe rpki-client rpm rrdtool rtl-433 rtmpdump shadow skalibs smartlist swapspace
 tracker tstools uisp unadf usbutils userinfo uucp vilistextum vis vttest wide-dhcpv6 wireless-tools x11-utils
 xdelta3 xserver-xorg-input-mouse yasr zinnia zpaq zsync zzuf"
+# The first twelve of that order with 3 to 9 MB of code.
+BLIND25="amule dwarfutils glew gnome-control-center gpsd ibm-3270 libnova lvm2 nspr pulseaudio puredata squizz"
 # Large C and C++ projects, to measure time and memory.
 SCALE="ffmpeg gdb git mesa qemu samba vim"
 # The failures of these were looked at, beside those of blind3.
@@ -121,7 +123,7 @@ fail() {
     exit 2
 }
 
-usage="usage: recipes/debian_corpus.sh dev|blind|blind2|...|blind24|wide|wide2|known|scale|headers|large|tokenizer|measure FOLDER"
+usage="usage: recipes/debian_corpus.sh dev|blind|blind2|...|blind25|wide|wide2|known|scale|headers|large|tokenizer|measure FOLDER"
 [ $# -eq 2 ] || fail "$usage"
 command -v apt-get >/dev/null || fail "there is no apt-get: this recipe needs Debian or Ubuntu"
 command -v dpkg-source >/dev/null || fail "there is no dpkg-source. Install it: sudo apt-get install dpkg-dev"
@@ -225,7 +227,7 @@ build() { # SET OUT [OPTION...]
 }
 
 case $1 in
-dev | blind | blind[2-9] | blind1[0-9] | blind2[0-4] | wide | wide2 | known | scale)
+dev | blind | blind[2-9] | blind1[0-9] | blind2[0-5] | wide | wide2 | known | scale)
     eval "packages=\$$(echo "$1" | tr '[:lower:]' '[:upper:]')"
     # shellcheck disable=SC2086,SC2154  # a list of names
     sources "$1" $packages
@@ -253,7 +255,7 @@ tokenizer)
     done
     ;;
 measure)
-    for set_name in ${SETS:-dev blind blind2 blind3 blind4 blind5 blind6 blind7 blind8 blind9 blind10 blind11 blind12 blind13 blind14 blind15 blind16 blind17 blind18 blind19 blind20 blind21 blind22 blind23 blind24 wide wide2}; do
+    for set_name in ${SETS:-dev blind blind2 blind3 blind4 blind5 blind6 blind7 blind8 blind9 blind10 blind11 blind12 blind13 blind14 blind15 blind16 blind17 blind18 blind19 blind20 blind21 blind22 blind23 blind24 blind25 wide wide2}; do
         sh "$0" "$set_name" "$folder"
         build "$set_name" "$folder/corpus-$set_name" --mode compilable
         # shellcheck disable=SC2046  # several folders

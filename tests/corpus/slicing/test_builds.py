@@ -214,3 +214,19 @@ def test_macros_of_another_library_hide_no_function(tmp_path):
     declaration = "void fail(const char *, ...) LIB_COLD LIB_FORMAT(LIB_PRINTF, 1, (2));"
     files = {"fail.h": f"{declaration}\n", "use.c": '#include "fail.h"\nvoid use(void) { fail("a"); }\n'}
     assert declaration in one_document(tmp_path, files, of="use.c").text
+
+
+def test_a_macro_that_stands_with_an_include_is_there_for_declarations(tmp_path):
+    members = "".join(f"  int member_{n};\n" for n in range(200))
+    files = {
+        "attribute.h": "#ifdef __GNUC__\n#ifdef __MINGW32__\n#include <stdio.h>\n#define FORMAT(a, b)\n"
+        "#else\n#define FORMAT(a, b) __attribute__((format(printf, a, b)))\n#endif\n"
+        "#else\n#define FORMAT(a, b)\n#endif\n",
+        "log.h": f'#include "attribute.h"\nstruct log {{\n{members}}};\n'
+        "void log_text(struct log *to, const char *text, ...) FORMAT(2, 3);\n",
+        "use.c": '#include "log.h"\nvoid use(void) { log_text(0, "a"); }\n',
+    }
+    document = one_document(tmp_path, files, of="use.c", budget=1_000)
+    assert document.kind == "compilable"
+    assert "member_7" not in document.text
+    assert compile_errors(document.text, language="c") == ""

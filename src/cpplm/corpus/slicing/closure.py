@@ -19,7 +19,11 @@ from cpplm.cpp.items import Item, ItemKind
 
 # What the declaration of a function may need.
 _IN_DECLARATIONS = frozenset(
-    (*TYPE_KINDS, ItemKind.MACRO, ItemKind.USING, ItemKind.CALL, ItemKind.REGION, ItemKind.OTHER)
+    # An include stands with macros in one `#if`.
+    (
+        *TYPE_KINDS,
+        *(ItemKind.MACRO, ItemKind.INCLUDE, ItemKind.USING, ItemKind.CALL, ItemKind.REGION, ItemKind.OTHER),
+    )
 )
 _BEFORE_ALL: Rank = -1
 _CONSTANT = re.compile(rb"\b(?:const|constexpr)\b")
