@@ -56,6 +56,10 @@ _PROJECTS: dict[str, dict[str, str]] = {
         'AC_DEFINE_UNQUOTED([UNUSED], [$unused])\nAC_DEFINE_UNQUOTED([HOME], ["$home"])\n',
         "use.c": '#include "config.h"\nconst char *use(int n UNUSED) { return MAJOR > 3 ? HOME : "a"; }\n',
     },
+    "values of Meson's configuration": {
+        "meson.build": "conf.set_quoted('LIB_VERSION', meson.project_version())\nconf.set('LIB_LEVEL', 3)\n",
+        "use.c": '#include "config.h"\nconst char *use(void) { return LIB_LEVEL > 3 ? LIB_VERSION : "a"; }\n',
+    },
     "an option that a function needs that has macros of its own": {
         "mark.h": "#if LIB_ALLOCA\n#define LIB_MARK int mark\n#endif\n#if LIB_REENTRANT\n"
         "#define LIB_MARK long mark\n#endif\n",

@@ -85,6 +85,9 @@ _NUMBER_MACRO = re.compile(rb"-D([A-Z_][A-Z0-9_]+)=(\d+)\b")
 _SHELL_MACRO = re.compile(rb"(?m)^[ \t]*(?:add|config|set)_def(?:ine)?[ \t]+([A-Z_]\w+)[ \t]+(.*)$")
 # `CURSES_HEADER='<ncurses.h>'`, for `#include CURSES_HEADER`.
 _HEADER_MACRO = re.compile(rb"\b([A-Z_][A-Z0-9_]+)=[\"' \\]{0,4}(<[\w./]+\.h>)")
+# Of Meson's configuration_data: `conf.set_quoted('NAME', text)`, `conf.set('NAME', 1)`.
+_MESON_TEXT = re.compile(rb"\.set_quoted\s*\(\s*'(\w+)'")
+_MESON_NUMBER = re.compile(rb"\.set\s*\(\s*'(\w+)'\s*,\s*(\d+)\s*\)")
 # `-include $(top_builddir)/config.h`: read before each source file.
 _FORCED_INCLUDE = re.compile(r"(?m)^[^#\n]*\s-include\s+(?:\$\S*/|\./)?(\w*config\w*\.h)\b")
 # What a script adds to its template, where conditions decide on it.
@@ -248,6 +251,8 @@ def _defined_macros(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     yield from _NUMBER_MACRO.findall(data)
     yield from _WRITTEN_MACRO.findall(data)
     yield from _HEADER_MACRO.findall(data)
+    yield from _MESON_NUMBER.findall(data)
+    yield from ((name, b'""') for name in _MESON_TEXT.findall(data))
     for name, value in _SHELL_MACRO.findall(data):
         yield name, b'""' if b'"' in value else value if value.isdigit() else b"0"
     yield from ((name, b"") for name in _EXPORT_MACRO.findall(data))
