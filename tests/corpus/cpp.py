@@ -106,6 +106,13 @@ def compile_errors(text: str, *include: Path, language: str = "c++", standard: s
     ).stderr.decode()
 
 
+def assert_compiles(folder: Path, files: Mapping[str, str | bytes]) -> None:
+    """The document of a project's file `use.c`, `use.cc` or `use.h`, the first of these, compiles."""
+    name = next(name for name in files if Path(name).stem == "use")
+    document = one_document(folder, files, of=name)
+    assert compile_errors(document.text, language="c" if name.endswith(".c") else "c++") == ""
+
+
 def in_order(text: str, *pieces: str) -> None:
     """Each piece is there once, and they follow each other."""
     missing = [piece for piece in pieces if text.count(piece) != 1]

@@ -67,17 +67,16 @@ def always_defined(script: bytes) -> dict[bytes, bytes]:
 def defined_by_checks(script: bytes) -> dict[bytes, bytes]:
     """The macros that a script defines by what it finds, each with the first of its values; no switches.
 
-    Of values that the script computes `""`, nothing for attributes, and 0 stand for them.
-    Attributes are left out, and so is what may replace a name of the system: macros of GNU's own scripts,
-    names in lower case but for those of headers.
+    Attributes stand for nothing, values that the script computes for `""` or 0. What may replace a name of
+    the system is left out: macros of GNU's own scripts, names in lower case but for those of headers.
     """
     values: dict[bytes, bytes] = {}
     for name, value, _ in _definitions(COMMENT.sub(b"", script)) if _GNU not in script else ():
+        is_attribute = value.startswith(b"__attribute__")
         if name.isupper() and (computed := _COMPUTED.match(value)):
             text = b'""' if computed.group(1) else b"" if ATTRIBUTE.search(name) else b"0"
             values.setdefault(name, text)
-        is_attribute = value.startswith(b"__attribute__")
-        if (name.isupper() or value[:1] == b"<" or is_attribute) and not _NO_VALUE.search(value):
+        elif (name.isupper() or value[:1] == b"<" or is_attribute) and not _NO_VALUE.search(value):
             values.setdefault(name, b"" if is_attribute else value)
     return values
 

@@ -24,7 +24,7 @@ from cpplm.corpus.slicing.autoconf import header_template
 from cpplm.corpus.slicing.build_headers import include_target
 from cpplm.corpus.slicing.declared_names import attached_to, declared_names
 from cpplm.corpus.slicing.entries import EntriesByName
-from cpplm.corpus.slicing.library_macros import counts_unnamed, library_macros
+from cpplm.corpus.slicing.feature_macros import unnamed_items
 from cpplm.corpus.slicing.splicing import Splice, source_lines, splice
 from cpplm.corpus.slicing.units import TYPE_NAME
 from cpplm.cpp.file_suffixes import is_source
@@ -149,10 +149,7 @@ class ProjectIndex:
                 or conditions_in(item.stack)
             ]
             once = bool(parsed.lexed.guard) or b"#pragma once" in data
-            unnamed = sorted(
-                {position for position, item in enumerate(items) if counts_unnamed(item)}
-                | library_macros(items)
-            )
+            unnamed = sorted(unnamed_items(items))
             external = {
                 position: b"\n".join(directive.line for directive in items[position].directives)
                 for position in unnamed
@@ -224,12 +221,12 @@ class ProjectIndex:
 
     @functools.cached_property
     def command_line(self) -> Set[bytes]:
-        """What a build finds and gives to the compiler itself, where it writes no configuration."""
+        """The macros that a build passes to the compiler (`-DHAVE_X`): it writes no configuration header."""
         arguments = itertools.chain(*self.includes.values())
-        is_written = not self.defaults.on_command_line and any(
-            "conf" in argument.rpartition("/")[2] for argument in arguments
-        )
-        return frozenset() if is_written or not self.closed else self._have_macros
+        has_header = any("conf" in argument.rpartition("/")[2] for argument in arguments)
+        if not self.closed or (has_header and not self.defaults.on_command_line):
+            return frozenset()
+        return self._have_macros
 
     @functools.cached_property
     def build_macros(self) -> dict[bytes, bytes]:
@@ -352,11 +349,12 @@ def _outside_groups(item: Item) -> bytes:
         return item.text
     depth, found = 0, []
     for line in item.text.split(b"\n"):
-        begins = _CONDITIONAL.match(line)
-        depth += begins is not None and begins.group(1) != b"endif"
+        match = _CONDITIONAL.match(line)
+        keyword = match.group(1) if match else b""
+        depth += keyword == b"if"
         if not depth:
             found.append(line)
-        depth -= begins is not None and begins.group(1) == b"endif"
+        depth -= keyword == b"endif"
     return b"\n".join(found)
 
 

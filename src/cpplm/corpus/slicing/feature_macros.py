@@ -1,4 +1,4 @@
-"""Macros that no code names, since headers of the system or of libraries ask for them."""
+"""Feature test macros, macros that configure the header of a library, and what else counts unnamed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cpplm.corpus.slicing.build_headers import SYSTEM_HEADERS, include_target
 from cpplm.cpp.items import Item, ItemKind
 from cpplm.cpp.lexer import Directive
 
-# Macros that change what system headers declare: defined for those, though no code mentions them.
+# Feature test macros (POSIX.1-2017, 2.2.1; feature_test_macros(7)): they change what system headers declare.
 _FEATURE_MACROS = (
     b"_GNU_SOURCE", b"_DEFAULT_SOURCE", b"_BSD_SOURCE", b"_POSIX", b"_XOPEN", b"__STDC_",
     b"_FILE_OFFSET_BITS",
@@ -17,8 +17,15 @@ _FEATURE_MACROS = (
 _MOST_MACROS = 6  # for a library in one place; more are a configuration
 
 
-def counts_unnamed(item: Item) -> bool:
-    """True for includes, `using namespace` and macros that change what system headers declare."""
+def unnamed_items(items: Sequence[Item]) -> set[int]:
+    """The positions of the items that code needs though it does not name them.
+
+    Such are includes, `using namespace`, feature test macros and the macros for the header of a library.
+    """
+    return _library_macros(items) | {number for number, item in enumerate(items) if _counts_unnamed(item)}
+
+
+def _counts_unnamed(item: Item) -> bool:
     return (
         item.kind == ItemKind.INCLUDE
         or (item.kind == ItemKind.USING and b"namespace" in item.mentions)
@@ -26,13 +33,10 @@ def counts_unnamed(item: Item) -> bool:
     )
 
 
-def library_macros(items: Sequence[Item]) -> set[int]:
+def _library_macros(items: Sequence[Item]) -> set[int]:
     """The macros that stand right before a library's header and that nothing else in the file names.
 
     They are for that header: `#define PCRE2_CODE_UNIT_WIDTH 8`, `#define CATCH_CONFIG_MAIN`.
-
-    Returns:
-        Their positions in `items`.
     """
     found: set[int] = set()
     before: list[int] = []
