@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +39,20 @@ def test_a_later_standard_where_the_first_fails(sandbox: Sandbox) -> None:
     assert (library.compiles, library.later_standard) == (True, True)
     both = compile_document("int n = absent;", "c++", sandbox)
     assert (both.compiles, both.standard, both.later_standard) == (False, "c++17", False)
+
+
+def test_each_version_of_a_library_is_tried(sandbox: Sandbox, tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("lib-2.0", "other", "lib-3.0", "lib-2.0")]
+    for folder, text in zip(folders, ("int old;", "#include <lib.h>\n", "int now;"), strict=False):
+        folder.mkdir()
+        name = "other.h" if folder.name == "other" else "lib.h"
+        (folder / name).write_text(text)
+    for name in ("old", "now"):
+        assert compile_document(
+            f"#include <other.h>\nint n() {{ return {name}; }}\n", "c", sandbox, folders
+        ).compiles
+    later = compile_document("#include <other.h>\nint n() { return old + now; }\n", "c", sandbox, folders)
+    assert (later.compiles, later.place[0]) == (False, 2)
 
 
 CONCEPT = "template <class T> concept Any = true;\n"

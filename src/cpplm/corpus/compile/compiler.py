@@ -56,6 +56,7 @@ _UNDECLARED = re.compile(
 _OF_LATER_STANDARDS = re.compile(
     r"\bstd\b|'(?:concept|requires|constinit|consteval|char8_t|co_await|co_return|co_yield)'"
 )
+_VERSION = re.compile(r"\d+(?:\.\d+)*")
 _NAMES_IN_ERRORS = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 
@@ -124,25 +125,40 @@ def compile_document(
         language: what it is.
         sandbox: where the compiler runs; `sandbox.compiler.require_compiler` was asked before.
         headers: folders of further headers, searched after those of the compiler's command line and before
-            the system's.
+            the system's; of several versions of one library each is tried before the others.
         standards: of C++, tried in this order until one fits, as long as the first error may be one of age: a
             name that is neither in `std` nor a keyword will not come with a standard. C takes gcc's default.
     """
-    folders = {f"headers{number}": folder for number, folder in enumerate(headers)}
-    system = [word for folder in folders for word in ("-isystem", folder)]
+    first, *later = standards if language == "c++" else ("c",)
     results: list[CompileResult] = []
-    for standard in standards if language == "c++" else ("c",):
-        command = _C if language == "c" else (*_CXX, f"-std={standard}")
-        arguments = [*command, *_COMMON, *system, _NAME]
-        result = sandbox.run({_NAME: text.encode()}, arguments, _LIMITS, folders=folders)
-        verdict = replace(parse_diagnostics(result), standard=standard)
-        if verdict.compiles:
-            return replace(verdict, later_standard=bool(results))
-        results.append(verdict)
-        if _lacks_a_name(verdict):
-            break
-    # The standard that the text was written for gets furthest.
+    for ordered in _header_orders(headers):
+        folders = {f"headers{number}": folder for number, folder in enumerate(ordered)}
+        system = [word for folder in folders for word in ("-isystem", folder)]
+        for standard in (first, *later):
+            command = _C if language == "c" else (*_CXX, f"-std={standard}")
+            arguments = [*command, *_COMMON, *system, _NAME]
+            result = sandbox.run({_NAME: text.encode()}, arguments, _LIMITS, folders=folders)
+            verdict = replace(parse_diagnostics(result), standard=standard)
+            if verdict.compiles:
+                return replace(verdict, later_standard=standard != first)
+            results.append(verdict)
+            if _lacks_a_name(verdict):
+                break
+    # The standard and the versions of libraries that the text was written for get furthest.
     return max(results, key=lambda verdict: verdict.place)
+
+
+def _header_orders(headers: Sequence[Path]) -> list[list[Path]]:
+    """The folders in their order, and with each further version of a library (`gtk-3.0`, `gtk-4.0`) first."""
+    versions: dict[str, list[Path]] = {}
+    folders = list(dict.fromkeys(headers))
+    for folder in folders:
+        versions.setdefault(_VERSION.sub("", folder.as_posix()), []).append(folder)
+    orders = [folders]
+    for number in range(1, max(map(len, versions.values()), default=1)):
+        preferred = [each[number] for each in versions.values() if number < len(each)]
+        orders.append(list(dict.fromkeys((*preferred, *folders))))
+    return orders
 
 
 def _lacks_a_name(verdict: CompileResult) -> bool:
