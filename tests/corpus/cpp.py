@@ -51,7 +51,9 @@ def index_of(
     scans = {file.name: scan(file) for file in files}
     discovered = DiscoveredProject(project, files, skips, defaults=build_defaults(project.roots))
     index = unread_index(discovered, scans)
-    units = make_units([file for file in files if file.makes_documents], scans, index.resolve, merge=merge)
+    units = make_units(
+        [file for file in files if file.makes_documents], scans, index.includes.resolve, merge=merge
+    )
     return units, index
 
 

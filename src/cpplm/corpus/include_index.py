@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import posixpath
 import re
@@ -14,10 +13,10 @@ _FOREIGN = re.compile(
     r"(?i)(?<![a-z])(?:win(?:32|64|dows)?|msvc|vs\d*|nmake|mac(?:os\w*)?|osx|ios|android|os2|vms|(?:ms)?dos)(?![a-z])"
 )
 
-# Headers whose names begin with that of a folder, which they are in once they are installed.
-_FEWEST_INSTALLED = 3
 # Of a library, that are included by one prefix or below one folder.
 _FEWEST_HEADERS = 4
+# Of the headers that are included below a folder: those that the project has, if it is what installs them.
+_INSTALLED_SHARE = 0.75
 
 
 class IncludeIndex:
@@ -59,25 +58,31 @@ class IncludeIndex:
             default=None,
         )
 
-    def installed(self, target: str) -> str | None:
-        """The header that is in its project's folder once installed: `gsl_math.h` of `gsl/gsl_math.h`.
+    def installed(self, targets: Iterable[str], endings: Sequence[str]) -> dict[str, str]:
+        """The files behind includes below a folder that only their installation makes: `gsl/gsl_math.h`.
 
-        For names of several headers alone, and not `curl.h`, which need not be what `curl/curl.h` is.
+        That is a folder of which the project has nearly all headers that are included, wherever they are.
+
+        Args:
+            targets: what includes name that nothing else answers.
+            endings: what may stand at the end of the name of a file instead of `.h`.
         """
-        folder, _, base = target.rpartition("/")
-        is_one_of_many = folder == _first_word(base) != posixpath.splitext(base)[0]
-        is_installed = is_one_of_many and self._first_words[folder] >= _FEWEST_INSTALLED
-        candidates = self._by_base.get(base, ()) if is_installed else ()
-        return min(candidates, key=lambda name: (len(name), name), default=None)
-
-    @functools.cached_property
-    def _first_words(self) -> Counter[str]:
-        return Counter(map(_first_word, self._by_base))
-
-
-def _first_word(base: str) -> str:
-    """`gsl` of `gsl_math.h`."""
-    return re.split("[_.-]", base, maxsplit=1)[0]
+        by_folder: dict[str, dict[str, list[str]]] = defaultdict(dict)
+        for folder, _, base in (target.rpartition("/") for target in targets):
+            stem = base.removesuffix(".h")
+            bases = (base, *(stem + ending for ending in endings))
+            if folder and not folder.startswith("."):
+                by_folder[folder][base] = next(filter(None, map(self._by_base.get, bases)), [])
+        found: dict[str, str] = {}
+        for folder, files in by_folder.items():
+            there = [names for names in files.values() if names]
+            if len(there) >= max(_FEWEST_HEADERS, _INSTALLED_SHARE * len(files)):
+                in_folder = Counter(map(posixpath.dirname, itertools.chain(*there)))
+                for base, names in files.items():
+                    found[f"{folder}/{base}"] = max(
+                        names, key=lambda n: (in_folder[posixpath.dirname(n)], -len(n), n), default=""
+                    )
+        return {target: name for target, name in found.items() if name}
 
 
 def is_foreign(name: str) -> bool:

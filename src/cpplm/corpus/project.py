@@ -28,6 +28,7 @@ from cpplm.corpus.settings import Mode
 from cpplm.corpus.slicing.build_headers import BuildDefaults
 from cpplm.corpus.slicing.documents import SliceOptions, build_unit
 from cpplm.corpus.slicing.measure import Measure
+from cpplm.corpus.slicing.include_resolver import IncludeResolver
 from cpplm.corpus.slicing.project_index import ProjectIndex
 from cpplm.corpus.slicing.shortening import Shortener
 from cpplm.corpus.slicing.units import Scan, Unit, deciding_macros, make_units, scan
@@ -231,7 +232,7 @@ def build_project(
     scans, converted = _scan_files(project, run)
     index = unread_index(project, scans)
     own = [file for file in project.files if file.makes_documents]
-    units = make_units(own, scans, index.resolve, merge=plan.mode != "file")
+    units = make_units(own, scans, index.includes.resolve, merge=plan.mode != "file")
     del scans  # the index has what units need of them
     context = ProjectContext(project.project.name, project.digest, index, project.semantic)
     batches = batched_by_size(units, lambda unit: unit.size, BATCH_BYTES)
@@ -283,16 +284,22 @@ def unread_index(project: DiscoveredProject, scans: dict[str, Scan]) -> ProjectI
     for each in scans.values():
         for macro, definitions in each.bodies.items():
             bodies[macro] |= definitions
+    files = {file.name: file for file in project.files}
+    includes = IncludeResolver(
+        files,
+        {name: each.includes for name, each in scans.items()},
+        project.defaults,
+        closed=project.project.has_paths and not project.project.bare_headers,
+    )
     return ProjectIndex(
-        {file.name: file for file in project.files},
+        files,
+        includes,
+        project.defaults,
         MacroTable.from_bodies(bodies),
         deciding_macros(frozenset().union(*(each.conditions for each in scans.values())), bodies),
         frozenset().union(*(each.types for each in scans.values())),
         frozenset().union(*(each.aliases for each in scans.values())),
-        {name: each.includes for name, each in scans.items()},
-        closed=project.project.has_paths and not project.project.bare_headers,
         defines_std=project.project.bare_headers,
-        defaults=project.defaults,
     )
 
 

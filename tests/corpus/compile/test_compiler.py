@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,14 @@ from cpplm.sandbox.sandbox import Sandbox
 @pytest.fixture(scope="module")
 def sandbox() -> Sandbox:
     return Sandbox.probe()
+
+
+@pytest.fixture
+def shared_folder() -> Iterator[Path]:
+    """A folder that the sandbox's user may read, too."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 def test_the_first_missing_header(sandbox: Sandbox) -> None:
@@ -41,8 +51,8 @@ def test_a_later_standard_where_the_first_fails(sandbox: Sandbox) -> None:
     assert (both.compiles, both.standard, both.later_standard) == (False, "c++17", False)
 
 
-def test_each_version_of_a_library_is_tried(sandbox: Sandbox, tmp_path: Path) -> None:
-    folders = [tmp_path / name for name in ("lib-2.0", "other", "lib-3.0", "lib-2.0")]
+def test_each_version_of_a_library_is_tried(sandbox: Sandbox, shared_folder: Path) -> None:
+    folders = [shared_folder / name for name in ("lib-2.0", "other", "lib-3.0", "lib-2.0")]
     for folder, text in zip(folders, ("int old;", "#include <lib.h>\n", "int now;"), strict=False):
         folder.mkdir()
         name = "other.h" if folder.name == "other" else "lib.h"

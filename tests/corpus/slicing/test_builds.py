@@ -12,6 +12,26 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "lib.h": "#if LIB_LEVEL\ntypedef int level;\n#endif\n#if LIB_LEVEL > 3\ntypedef int high;\n#endif\n",
         "use.c": '#include "lib.h"\nlevel use(high n) { return n; }\n',
     },
+    "headers that an installation puts into a folder": {
+        "lib/gray.h": "int gray(void);\n",
+        "lib/pixels.h": "int pixels(void);\n",
+        "old/gray.h": "#error old\n",
+        "names.h": "int names(void);\n",
+        "picture_config.in.h": "#define PICTURE_DEPTH 1\n",
+        "use.c": '#include "picture/gray.h"\n#include "picture/pixels.h"\n#include <picture/names.h>\n'
+        '#include "picture/picture_config.h"\nint use(void) { return gray() + pixels() + names() + PICTURE_DEPTH; }\n',
+    },
+    "attributes that a script finds": {
+        "config.h.in": "#undef LIB_ATTRIBUTE_UNUSED\n#undef LIB_HAVE_ATTRIBUTE_COLD\n",
+        "configure.ac": "AC_CONFIG_HEADERS([config.h])\n",
+        "use.c": '#include "config.h"\n#ifdef LIB_HAVE_ATTRIBUTE_COLD\n#error cold\n#endif\n'
+        "int use(int n LIB_ATTRIBUTE_UNUSED) { return 1; }\n",
+    },
+    "a header whose name a build may define": {
+        "types.h": "#ifdef LIB_CPU_HEADER\n#include LIB_CPU_HEADER\n#else\n#include \"cpucfg.h\"\n#endif\n"
+        "typedef int lib_int;\n",
+        "use.c": '#include "types.h"\nlib_int use(void) { return 1; }\n',
+    },
     "an option that a condition compares": {
         "int.h": "#ifndef LIB_WIDE\n#error LIB_WIDE undefined\n#endif\n#if LIB_WIDE > 0\n"
         "typedef long long wide;\n#else\ntypedef long wide;\n#endif\n",

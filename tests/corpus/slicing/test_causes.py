@@ -95,12 +95,6 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "config.h.in": "#undef HAVE_DECL_LOG1P\n#if !HAVE_DECL_LOG1P\n#define log1p a_log1p\n#endif\n",
         "use.cc": '#include "config.h"\n#include <math.h>\ndouble use() { return log1p(1); }\n',
     },
-    "headers that an installation puts into a folder": {
-        "gsl_math.h": "double gsl_hypot(double x, double y);\n",
-        "err/gsl_errno.h": "int gsl_error();\n",
-        "rng/gsl_rng.h": "int gsl_rng();\n",
-        "use.cc": "#include <gsl/gsl_math.h>\ndouble use() { return gsl_hypot(1, 2); }\n",
-    },
     "of two headers of one name that in a folder of the same name": {
         "codec/encoder/inc/mv.h": "int encoder_mv();\n",
         "codec/decoder/inc/mv.h": "int decoder_mv();\n",

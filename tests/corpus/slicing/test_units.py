@@ -39,19 +39,21 @@ def test_an_include_means_the_nearest_file_of_that_path(tmp_path):
     }
     _, index = index_of(write_files(tmp_path, files))
     arguments = ('"util.h"', "<lib/deep.h>", '"../one/util.h"', "<map>", '"absent.h"')
-    assert [index.resolve("two/a.cc", argument) for argument in arguments] == [
+    assert [index.includes.resolve("two/a.cc", argument) for argument in arguments] == [
         "two/util.h", "two/lib/deep.h", "one/util.h", None, None
     ]  # fmt: skip
 
 
 def test_a_header_of_the_system_in_angle_brackets_is_never_the_project_s(tmp_path):
     _, index = index_of(write_files(tmp_path, {"compat/string.h": "int mine;\n", "a.c": "int a;\n"}))
-    assert index.resolve("a.c", "<string.h>") is None
-    assert index.resolve("a.c", '"string.h"') == "compat/string.h"
+    assert index.includes.resolve("a.c", "<string.h>") is None
+    assert index.includes.resolve("a.c", '"string.h"') == "compat/string.h"
 
 
 def test_which_includes_a_build_answers(tmp_path):
     _, index = index_of(write_files(tmp_path, {"lib/a.h": "int a;\n"}))
     built = ('"config.h"', "<config.h>", '"version.h"', "<lib/config.h>", '"../gen.h"')
     others = ("<map>", '"stdio.h"', '"zlib.h"', "<boost/any.hpp>")
-    assert [argument for argument in (*built, *others) if index.is_build_written(argument)] == list(built)
+    assert [argument for argument in (*built, *others) if index.includes.is_build_written(argument)] == list(
+        built
+    )

@@ -295,6 +295,8 @@ def configured(template: bytes, values: Mapping[bytes, bytes] | None = None) -> 
         value = (values or {}).get(match.group(2)) or configured_value(match.group(2))
         if match.group(2) in of_system:
             value = b"1"
+        if value is None and b"HAVE" not in match.group(2) and ATTRIBUTE.search(match.group(2)):
+            return b"#define " + match.group(2)
         if value is None and match.group(2).startswith(_STRINGS) and match.group(1) != b"cmakedefine01":
             value = b'"0"'
         if match.group(1) == b"cmakedefine01":

@@ -31,7 +31,7 @@ def expand_unit(own: Sequence[str], index: ProjectIndex, callees: Sequence[Key] 
     if callees:
         files = dict.fromkeys(index.names[file] for file, _ in callees)
         return Expander(index, own).expand([*files, *own])
-    first = index.forced_include or (None if is_source(root) else index.first_include)
+    first = index.includes.forced or (None if is_source(root) else index.includes.first)
     before = [first] if first is not None and first not in own else []
     expansion = Expander(index, own).expand([*before, root])
     if before and len(expansion.by_file.get(index.number[root], ())) > 1:  # a piece of that, without a guard
@@ -41,7 +41,7 @@ def expand_unit(own: Sequence[str], index: ProjectIndex, callees: Sequence[Key] 
         expansion = Expander(index, own).expand([*before, *missing])
     if index.number[root] not in expansion.by_file:
         # A source needs none of what it does not include, but for a piece of another one.
-        stands_alone = index.closed and root not in index.includers
+        stands_alone = index.includes.closed and root not in index.includes.includers
         names = [*before, root, *missing] if stands_alone else [*before, *missing, root]
         expansion = Expander(index, own).expand(names)
     options = hiding_options(expansion)
@@ -54,7 +54,7 @@ def _through_includers(expansion: Expansion, own: Sequence[str], index: ProjectI
     """The same, read from a file that includes the unit, or includes such a file, if that declares more."""
     root = own[-1]
     # Of a source file those that include it as a piece of theirs; one in C++ reads C as another language.
-    includers = index.includers.get(root if is_source(root) else own[0], ())
+    includers = index.includes.includers.get(root if is_source(root) else own[0], ())
     waiting = [
         name for name in includers if name.endswith(".c") or not (is_source(name) and root.endswith(".c"))
     ]
@@ -67,6 +67,6 @@ def _through_includers(expansion: Expansion, own: Sequence[str], index: ProjectI
             still = lacking_names(other)
             if still < lacking:
                 expansion, lacking = other, still
-                further = index.includers.get(tried[-1], ())
+                further = index.includes.includers.get(tried[-1], ())
                 waiting = [*(name for name in further if name not in tried), *waiting]
     return expansion

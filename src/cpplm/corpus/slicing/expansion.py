@@ -253,7 +253,9 @@ class Expander:
         """Have a macro defined without which the innermost branch is read: of several the first for Linux."""
         if not frames or not isinstance(last := frames[-1], Condition):
             return
-        known = {each.macro for item in file.items for each in item.directives if each.keyword == b"define"}
+        directives = [directive for item in file.items for directive in item.directives]
+        known = {each.macro for each in directives if each.keyword == b"define"}
+        known |= {each.argument for each in directives if each.keyword in INCLUDE_KEYWORDS}
         for name in dict.fromkeys(name for line in last.lines for name in IDENTIFIER.findall(line)[1:]):
             if name in known or name in self._state.macros or name == b"defined" or is_elsewhere(name):
                 continue
@@ -337,9 +339,9 @@ class Expander:
 
         def has_include(match: re.Match[bytes]) -> bytes:
             argument = match.group(1).decode("utf-8", "replace")
-            if self._index.resolve(visit.file.name, argument) is not None:
+            if self._index.includes.resolve(visit.file.name, argument) is not None:
                 return b"1"
-            return b"0" if self._index.is_build_written(argument) else match.group()
+            return b"0" if self._index.includes.is_build_written(argument) else match.group()
 
         def holds(line: bytes) -> bool | None:
             return state.holds(_HAS_INCLUDE.sub(has_include, line) if b"__has_" in line else line)
@@ -347,7 +349,7 @@ class Expander:
         return Conditions(holds, visit.known)
 
     def _is_there(self, name: str, argument: str) -> bool:
-        return argument[:1] in ('"', "<") and self._index.resolve(name, argument) is not None
+        return argument[:1] in ('"', "<") and self._index.includes.resolve(name, argument) is not None
 
     def _is_guarded(self, argument: str) -> bool:
         """True for a header of the system whose guard (`_REGEX_H`) a copy of the project's has defined."""
@@ -378,21 +380,20 @@ class Expander:
         likely: bool,
     ) -> bool:
         """Read what an include names; whether the line has to go."""
-        target = self._index.resolve(visit.file.name, argument)
+        target = self._index.includes.resolve(visit.file.name, argument)
         if target is None:
             if self._is_guarded(argument):
                 return True
-            if not self._index.is_build_written(argument):
+            if not self._index.includes.is_build_written(argument):
                 return False
             self._expansion.dropped.append(argument)
             self._demanded |= self._index.macros_of_header(include_target(argument).rpartition("/")[2])
             return True
-        if target == visit.file.name or not self._index.files[target].may_be_borrowed:
-            self._may_differ = True
+        may_be_borrowed = self._index.files[target].may_be_borrowed
+        self._may_differ |= target == visit.file.name or not may_be_borrowed
         if visit.own and target == visit.file.name:  # under other macros: its text is there once
             return visit.file.items[number].kind == ItemKind.INCLUDE
         visit.cuts.append(number)
-        may_be_borrowed = self._index.files[target].may_be_borrowed
         if may_be_borrowed or target in self._expansion.own or is_template(target):
             self._visit(target, frames, depth + 1, likely=likely)
         self._stretch(visit)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Set
 from dataclasses import dataclass, field, replace
-from pathlib import PurePosixPath
 from typing import Any
 
-from cpplm.corpus.include_index import IncludeIndex, library_includes
 from cpplm.corpus.ingest.discovery import (
     AUTOCONF_SCRIPTS,
-    TEMPLATE_ENDINGS,
     SourceFile,
     is_template,
     read_source,
@@ -25,6 +22,7 @@ from cpplm.corpus.slicing.build_headers import include_target
 from cpplm.corpus.slicing.declared_names import attached_to, declared_names
 from cpplm.corpus.slicing.entries import EntriesByName
 from cpplm.corpus.slicing.feature_macros import unnamed_items
+from cpplm.corpus.slicing.include_resolver import IncludeResolver
 from cpplm.corpus.slicing.splicing import Splice, source_lines, splice
 from cpplm.corpus.slicing.units import TYPE_NAME
 from cpplm.cpp.file_suffixes import is_source
@@ -41,7 +39,6 @@ _CONDITIONAL = re.compile(rb"\s*#\s*(if|endif)")
 _KEYWORDS = frozenset(word.encode() for word in KEYWORDS)
 _BEFORE_BRACKET = re.compile(rb"\b(\w+)\s*\(")
 _FUNCTION_HEAD = re.compile(rb"(?m)^[A-Za-z_][^\n;{}()#]*?\b(\w+)[ \t]*\(")
-_FEW_SOURCES = 3
 Key = tuple[int, int]  # number of a file in its project, number of an item in the file
 
 
@@ -88,14 +85,13 @@ class ProjectIndex:
     """The files of one project; all that is kept of it grows with what was read."""
 
     files: dict[str, SourceFile]
+    includes: IncludeResolver
+    defaults: build_headers.BuildDefaults
     macros: MacroTable
     deciding: frozenset[bytes]  # macros that conditions depend on
     types: frozenset[bytes] = frozenset()  # classes that some file may define
     aliases: frozenset[bytes] = frozenset()  # typedefs that some file may have
-    includes: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of each file, as in its directives
-    closed: bool = True  # includes lead to files of the project
     defines_std: bool = False
-    defaults: build_headers.BuildDefaults = field(default_factory=build_headers.BuildDefaults)
     declared: EntriesByName[Key] = field(default_factory=EntriesByName)
     members: EntriesByName[tuple[bytes, Key]] = field(default_factory=EntriesByName)
     attached: EntriesByName[tuple[Key, Set[bytes]]] = field(default_factory=EntriesByName)
@@ -106,15 +102,11 @@ class ProjectIndex:
     )
     _parsed: dict[str, ParsedFile] = field(default_factory=dict)
     _shared: dict[Any, Any] = field(default_factory=dict)
-    _targets: dict[tuple[str, str], str | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.names = list(self.files)
         self.number = {name: number for number, name in enumerate(self.names)}
         self.is_c = is_c_project(self.names)
-        self._index = IncludeIndex(self.names)
-        self._folders = build_headers.include_folders(self.names)
-        self._is_kernel = any(name.endswith("linux/init.h") for name in self.names)
 
     def read(self, name: str) -> ParsedFile:
         """A file, taken apart; its items carry its number."""
@@ -175,7 +167,7 @@ class ProjectIndex:
 
     def _fragment(self, name: str, argument: str) -> str | None:
         """The file that is included in the midst of a declaration of another one."""
-        target = self.resolve(name, argument)
+        target = self.includes.resolve(name, argument)
         if target is None or target == name or not self.files[target].may_be_borrowed:
             return None
         return target
@@ -185,8 +177,8 @@ class ProjectIndex:
         return (item.kind == ItemKind.INCLUDE and not item.stack) and all(
             directive.keyword in INCLUDE_KEYWORDS
             and directive.argument[:1] in (b'"', b"<")
-            and self.resolve(name, argument := directive.argument.decode("utf-8", "replace")) is None
-            and not self.is_build_written(argument)
+            and self.includes.resolve(name, argument := directive.argument.decode("utf-8", "replace")) is None
+            and not self.includes.is_build_written(argument)
             and include_target(argument) not in self._copies
             for directive in item.directives
         )
@@ -222,9 +214,9 @@ class ProjectIndex:
     @functools.cached_property
     def command_line(self) -> Set[bytes]:
         """The macros that a build passes to the compiler (`-DHAVE_X`): it writes no configuration header."""
-        arguments = itertools.chain(*self.includes.values())
+        arguments = itertools.chain(*self.includes.arguments.values())
         has_header = any("conf" in argument.rpartition("/")[2] for argument in arguments)
-        if not self.closed or (has_header and not self.defaults.on_command_line):
+        if not self.includes.closed or (has_header and not self.defaults.on_command_line):
             return frozenset()
         return self._have_macros
 
@@ -245,34 +237,6 @@ class ProjectIndex:
         return build_headers.switches(self.deciding - self.macros.names)
 
     @functools.cached_property
-    def includers(self) -> dict[str, list[str]]:
-        """The files that include each file, sources first."""
-        found: dict[str, list[str]] = defaultdict(list)
-        for name in sorted(self.includes, key=lambda name: (not is_source(name), name)):
-            for argument in self.includes[name]:
-                target = self.resolve(name, argument)
-                if target is not None:
-                    found[target].append(name)
-        return found
-
-    @functools.cached_property
-    def first_include(self) -> str | None:
-        """The file that most source files include before all else (`stdafx.h`, a configuration), if any."""
-        firsts = [
-            self.resolve(name, includes[0])
-            for name, includes in self.includes.items()
-            if includes and is_source(name)
-        ]
-        (target, count), *_ = Counter(firsts).most_common(1) or [(None, 0)]
-        return target if count > max(len(firsts) // 2, _FEW_SOURCES) else None
-
-    @functools.cached_property
-    def forced_include(self) -> str | None:
-        """The file that the build includes before each source file, if any."""
-        forced = self.defaults.forced_include
-        return self.resolve(next(iter(self.names), ""), f'"{forced}"') if forced else None
-
-    @functools.cached_property
     def defining(self) -> dict[bytes, list[str]]:
         """The source files that may define a function, by its name."""
         found: dict[bytes, list[str]] = defaultdict(list)
@@ -285,62 +249,6 @@ class ProjectIndex:
     def item(self, key: Key) -> Item:
         """An item of a file that was read."""
         return self._parsed[self.names[key[0]]].items[key[1]]
-
-    def resolve(self, name: str, argument: str) -> str | None:
-        """The file of the project that an include (`"a.h"`, `<b/c.h>`) in the file `name` leads to."""
-        key = (name, argument)
-        if key not in self._targets:
-            self._targets[key] = self._resolve(name, argument)
-        return self._targets[key]
-
-    def _resolve(self, name: str, argument: str) -> str | None:
-        target = include_target(argument)
-        is_of_kernel = (
-            argument.startswith(("<linux/", "<asm/")) and target not in build_headers.KERNEL_HEADERS
-        )
-        # The system's headers include theirs, not a project's copies.
-        if not self.closed or (is_of_kernel and not self._is_kernel):
-            return None
-        templates = [target + ending for ending in TEMPLATE_ENDINGS]
-        if target not in build_headers.PUBLIC_HEADERS:  # of gnulib; its `math.in.h` precedes the system's
-            templates.append(target.removesuffix(".h") + ".in.h")
-        found = self._index.beside(name, target) if argument[0] == '"' else None
-        template = self.defaults.template_of(target.rpartition("/")[2], name)
-        if found is None and template in self.files and is_template(template):
-            found = template
-        if argument[0] == '"' and found is None:
-            found = next(filter(None, (self._index.beside(name, each) for each in templates)), None)
-        if found is None and (argument[0] == '"' or target not in build_headers.SYSTEM_HEADERS):
-            found = self._index.nearest(name, target)
-        found = found or next(filter(None, (self._index.nearest(name, each) for each in templates)), None)
-        if found is not None and is_template(found):
-            return self._built(target, found) or found
-        return found or self._index.installed(target)
-
-    def _built(self, target: str, template: str) -> str | None:
-        """The header that a build has made of a template, where the project holds one."""
-        beside = PurePosixPath(template).with_name(PurePosixPath(target).name).as_posix()
-        if beside in self.files:
-            return beside
-        matches = (
-            name for end in (beside, target) for name in self._built_files if f"/{name}".endswith(f"/{end}")
-        )
-        return next(matches, None)
-
-    @functools.cached_property
-    def _built_files(self) -> list[str]:
-        return [name for name, file in self.files.items() if file.is_built]
-
-    def is_build_written(self, argument: str) -> bool:
-        """True for an include that nothing answers, of a header that only a build can have written."""
-        if not self.closed or argument in self._library_includes:
-            return False
-        is_written = include_target(argument) in self.defaults.written
-        return is_written or build_headers.is_build_written(argument, self._folders)
-
-    @functools.cached_property
-    def _library_includes(self) -> frozenset[str]:
-        return library_includes(self.includes, self.resolve)
 
 
 def _outside_groups(item: Item) -> bytes:

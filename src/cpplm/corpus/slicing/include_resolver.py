@@ -1,0 +1,152 @@
+"""The files of a project that its includes lead to, and the headers that only its build writes."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+
+from cpplm.corpus.include_index import IncludeIndex, library_includes
+from cpplm.corpus.ingest.discovery import TEMPLATE_ENDINGS, SourceFile, is_template
+from cpplm.corpus.slicing import build_headers
+from cpplm.corpus.slicing.build_headers import include_target
+from cpplm.cpp.file_suffixes import is_source
+
+# Of fewer sources it says nothing what most of them include first.
+_FEW_SOURCES = 3
+# What may stand at the end of a template's name instead of `.h`.
+_TEMPLATE_ENDINGS = (".in.h", *(f".h{ending}" for ending in TEMPLATE_ENDINGS))
+
+
+class IncludeResolver:
+    """Resolves the includes of one project, each in each file once."""
+
+    def __init__(
+        self,
+        files: Mapping[str, SourceFile],
+        arguments: Mapping[str, Sequence[str]],
+        defaults: build_headers.BuildDefaults,
+        *,
+        closed: bool,
+    ) -> None:
+        """Of no file anything is read.
+
+        Args:
+            files: by their names.
+            arguments: of each file those of its includes, as they stand there (`"a.h"`, `<b/c.h>`).
+            defaults: what build files say.
+            closed: includes lead to files of the project; else none does.
+        """
+        self.closed = closed
+        self._files = files
+        self.arguments = arguments
+        self._defaults = defaults
+        self._index = IncludeIndex(files)
+        self._folders = build_headers.include_folders(files)
+        self._is_kernel = any(name.endswith("linux/init.h") for name in files)
+        self._answers: dict[tuple[str, str], str | None] = {}
+
+    def resolve(self, name: str, argument: str) -> str | None:
+        """The file of the project that an include (`"a.h"`, `<b/c.h>`) in the file `name` leads to."""
+        if not self.closed or self._is_of_kernel(argument):
+            return None
+        found = self._answer(name, argument) or self._installed.get(include_target(argument))
+        if found is not None and is_template(found):
+            return self._built(include_target(argument), found) or found
+        return found
+
+    def _is_of_kernel(self, argument: str) -> bool:
+        """True for the kernel's headers: the system's include theirs, not a project's copies."""
+        is_of_kernel = argument.startswith(("<linux/", "<asm/"))
+        return (
+            is_of_kernel
+            and not self._is_kernel
+            and include_target(argument) not in build_headers.KERNEL_HEADERS
+        )
+
+    @functools.cached_property
+    def _installed(self) -> dict[str, str]:
+        """The files behind includes of headers as they are installed."""
+        lacking = {
+            include_target(argument)
+            for name, arguments in self.arguments.items()
+            for argument in arguments
+            if not self._is_of_kernel(argument) and self._answer(name, argument) is None
+        }
+        return self._index.installed(lacking - build_headers.PUBLIC_HEADERS, _TEMPLATE_ENDINGS)
+
+    def _answer(self, name: str, argument: str) -> str | None:
+        """The file, or the template of it, that an include leads to by its place or the end of its path."""
+        key = (name, argument)
+        if key not in self._answers:
+            self._answers[key] = self._find(name, argument)
+        return self._answers[key]
+
+    def _find(self, name: str, argument: str) -> str | None:
+        target = include_target(argument)
+        templates = [target + ending for ending in TEMPLATE_ENDINGS]
+        if target not in build_headers.PUBLIC_HEADERS:  # of gnulib; its `math.in.h` precedes the system's
+            templates.append(target.removesuffix(".h") + ".in.h")
+        found = self._index.beside(name, target) if argument[0] == '"' else None
+        template = self._defaults.template_of(target.rpartition("/")[2], name)
+        if found is None and template is not None and template in self._files and is_template(template):
+            found = template
+        if argument[0] == '"' and found is None:
+            found = next(filter(None, (self._index.beside(name, each) for each in templates)), None)
+        if found is None and (argument[0] == '"' or target not in build_headers.SYSTEM_HEADERS):
+            found = self._index.nearest(name, target)
+        return found or next(filter(None, (self._index.nearest(name, each) for each in templates)), None)
+
+    def _built(self, target: str, template: str) -> str | None:
+        """The header that a build has made of a template, where the project holds one."""
+        beside = PurePosixPath(template).with_name(PurePosixPath(target).name).as_posix()
+        if beside in self._files:
+            return beside
+        matches = (
+            name for end in (beside, target) for name in self._built_files if f"/{name}".endswith(f"/{end}")
+        )
+        return next(matches, None)
+
+    @functools.cached_property
+    def _built_files(self) -> list[str]:
+        return [name for name, file in self._files.items() if file.is_built]
+
+    def is_build_written(self, argument: str) -> bool:
+        """True for an include that nothing answers, of a header that only a build can have written."""
+        if not self.closed or argument in self._library_includes:
+            return False
+        is_written = include_target(argument) in self._defaults.written
+        return is_written or build_headers.is_build_written(argument, self._folders)
+
+    @functools.cached_property
+    def _library_includes(self) -> frozenset[str]:
+        return library_includes(self.arguments, self.resolve)
+
+    @functools.cached_property
+    def includers(self) -> dict[str, list[str]]:
+        """The files that include each file, sources first."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for name in sorted(self.arguments, key=lambda name: (not is_source(name), name)):
+            for argument in self.arguments[name]:
+                target = self.resolve(name, argument)
+                if target is not None:
+                    found[target].append(name)
+        return found
+
+    @functools.cached_property
+    def first(self) -> str | None:
+        """The file that most source files include before all else (`stdafx.h`, a configuration), if any."""
+        firsts = [
+            self.resolve(name, includes[0])
+            for name, includes in self.arguments.items()
+            if includes and is_source(name)
+        ]
+        (target, count), *_ = Counter(firsts).most_common(1) or [(None, 0)]
+        return target if count > max(len(firsts) // 2, _FEW_SOURCES) else None
+
+    @functools.cached_property
+    def forced(self) -> str | None:
+        """The file that the build includes before each source file, if any."""
+        forced = self._defaults.forced_include
+        return self.resolve(next(iter(self._files), ""), f'"{forced}"') if forced else None
