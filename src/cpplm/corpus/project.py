@@ -27,8 +27,8 @@ from cpplm.corpus.repeated_lines import RepeatedLines
 from cpplm.corpus.settings import Mode
 from cpplm.corpus.slicing.build_headers import BuildDefaults
 from cpplm.corpus.slicing.documents import SliceOptions, build_unit
-from cpplm.corpus.slicing.measure import Measure
 from cpplm.corpus.slicing.include_resolver import IncludeResolver
+from cpplm.corpus.slicing.measure import Measure
 from cpplm.corpus.slicing.project_index import ProjectIndex
 from cpplm.corpus.slicing.shortening import Shortener
 from cpplm.corpus.slicing.units import Scan, Unit, deciding_macros, make_units, scan
