@@ -80,6 +80,20 @@ def test_macros_of_glib():
     assert {b"LibItemClass", b"lib_item_init"} <= define.mentions & {*define.names}
 
 
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("extern void stop (void) _X_NORETURN;", b"stop"),
+        ("int *find(int n, char *text) LIB_PURE LIB_COLD;", b"find"),
+        ("static LIST(int) ALL;", b"ALL"),
+        ("static QUEUE(item, items) ALL;", b"ALL"),
+    ],
+)
+def test_macros_behind_parameters_are_no_variables(source: str, name: bytes):
+    (item,) = read_items(source.encode(), MacroTable.from_bodies({}), language="c").items
+    assert item.names == (name,)
+
+
 def test_out_of_class_members_have_a_qualifier():
     (item,) = items("template <class T> int ns::Box<T>::size(int a) const { return a; }\n")
     assert (item.qualifier, item.function_name) == (b"Box", b"size")

@@ -68,6 +68,7 @@ _TYPE_ARGUMENT = re.compile(rb"\s*\(([\w\s*&:]+)\)\s*(?=[A-Za-z_])")
 _BEHIND = re.compile(
     rb"(?<=\))(?:\s*+\b[A-Z_][A-Z0-9_]++(?:[ \t]*+\((?:[^();]++|\([^();]*+\))*+\))?){1,4}+(?=\s*+;)"
 )
+_HEAD = re.compile(rb"(\w+)\s*+\([^();]*+\)\Z")
 _NAME_OR_CALL = re.compile(rb"([A-Za-z_]\w*)(\s*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))?")
 _WITH_ARGUMENTS = ("blank_call", "blank_either", "open", "close")
 # GObject's: `G_DEFINE_TYPE(LibItem, lib_item, G_TYPE_OBJECT)` needs LibItemClass and declares lib_item_init.
@@ -224,7 +225,11 @@ def mask(lexed: LexedSource, table: MacroTable) -> tuple[bytes, bytes]:
     kinds = {name: table.mask_of(name) for name in set(IDENTIFIER.findall(lexed.names))}
     masked = [name for name, kind in kinds.items() if kind is not None and kind != "statement"]
     # Behind parameters, macros of another library: `void log(const char *text) LIB_COLD CHECK_PRINTF(1, 2);`
-    behind = (found for found in _BEHIND.finditer(lexed.names) if b"(" in found.group())
+    behind = (
+        found
+        for found in _BEHIND.finditer(lexed.names)
+        if b"(" in found.group() or _ends_parameters(lexed.names, found.start())
+    )
     calls = itertools.chain(*(_NAME_OR_CALL.finditer(lexed.names, *found.span()) for found in behind))
     spans += [(*found.span(), b" ") for found in calls if kinds[found.group(1)] is None]
     uses = re.finditer(rb"\b(?:" + b"|".join(masked) + rb")\b", lexed.names) if masked else ()
@@ -257,6 +262,12 @@ def declares_function(text: bytes, start: int, end: int, after: int) -> bool:
     """True for a function that a macro of its name replaces in other builds: `void trace(int level)`."""
     is_typed = _TYPE_END.search(text, max(start - 64, 0), start) is not None
     return is_typed and _PARAMETERS.search(text[end:after].strip()[1:-1]) is not None
+
+
+def _ends_parameters(text: bytes, end: int) -> bool:
+    """True if the bracket that closes right before `end` closes the parameters of a function."""
+    found = _HEAD.search(text, max(end - _LONGEST_BODY, 0), end)
+    return found is not None and declares_function(text, *found.span(1), end)
 
 
 def _wrapping(text: bytes, start: int, end: int) -> list[tuple[int, int, bytes]]:
