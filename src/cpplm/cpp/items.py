@@ -215,6 +215,11 @@ def condition_names(stack: tuple[Frame, ...]) -> set[bytes]:
     return set().union(*map(names_in, lines))
 
 
+def scope_macros(stack: tuple[Frame, ...]) -> set[bytes]:
+    """The macros that open, close and name the scopes around an item."""
+    return {name for frame in stack if isinstance(frame, Scope) for name in frame.macros}
+
+
 @functools.lru_cache(maxsize=2_048)
 def mentioned_in(text: bytes) -> frozenset[bytes]:
     """The identifiers of a piece of code that stand alone, and those in its directives."""

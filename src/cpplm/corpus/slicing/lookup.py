@@ -26,7 +26,7 @@ from cpplm.corpus.slicing.shadowing import (
     template_parameters,
 )
 from cpplm.corpus.slicing.shortening import called_in
-from cpplm.cpp.items import Item, ItemKind, condition_names
+from cpplm.cpp.items import Item, ItemKind, condition_names, scope_macros
 from cpplm.cpp.lexer import IDENTIFIER, names_in
 from cpplm.cpp.segments import Scope
 
@@ -151,11 +151,11 @@ class NameLookup:
     def _look_up(self, place: Place, item: Item) -> list[Candidates]:
         mentions: Set[bytes] = item.mentions
         if self.is_dead(place):  # but what decides that is not, nor are the scopes that it stands in
-            mentions = {name for frame in item.stack if isinstance(frame, Scope) for name in frame.macros}
-            mentions |= condition_names(item.stack)
+            mentions = condition_names(item.stack) | scope_macros(item.stack)
         elif item.kind == ItemKind.TYPE and b"friend" in item.text:
             mentions = mentions - befriended(item.text)
         mentions = mentions - template_parameters(self.expansion.item(place).text)
+        mentions |= scope_macros(self.expansion.visits[place[0]].frames)  # around what includes its file
         hidden = self._hidden_at(place)
         rank = self.rank(place, item)
         found: list[Candidates] = []

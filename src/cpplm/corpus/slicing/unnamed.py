@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from cpplm.corpus.slicing.expansion import Expansion, Place, Rank
-from cpplm.cpp.items import Item, ItemKind, condition_names
+from cpplm.cpp.items import Item, ItemKind, condition_names, scope_macros
 from cpplm.cpp.lexer import IDENTIFIER, names_in
 from cpplm.cpp.segments import Condition, Frame, Scope
 
@@ -131,5 +131,4 @@ def without_included(text: bytes, included: set[bytes], *, note: bool) -> bytes:
 def conditions_of(text: bytes, stack: tuple[Frame, ...]) -> frozenset[bytes]:
     """The macros that decide on a group of includes, and those that open the scopes around it."""
     lines = [line for line in text.split(b"\n") if _CONDITION.match(line)]
-    scopes = (frame.macros for frame in stack if isinstance(frame, Scope))
-    return frozenset().union(*map(names_in, lines), *scopes) | condition_names(stack)
+    return frozenset().union(*map(names_in, lines), scope_macros(stack), condition_names(stack))
