@@ -34,8 +34,8 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "use.c": '#include "types.h"\nlib_int use(void) { return 1; }\n',
     },
     "a macro that opens a scope around an include": {
-        "sys.h": '#ifdef __cplusplus\n#define LIB_C extern "C" {\n#define LIB_C_ENDS }\n#else\n#define LIB_C\n'
-        "#define LIB_C_ENDS\n#endif\n",
+        "sys.h": '#ifdef __cplusplus\n#define LIB_C extern "C" {\n#define LIB_C_ENDS }\n#else\n'
+        "#define LIB_C\n#define LIB_C_ENDS\n#endif\n",
         "decl.h": "int one(void);\nint two(void);\n",
         "lib.h": '#include "sys.h"\nLIB_C\n#include "decl.h"\nLIB_C_ENDS\n',
         "use.c": '#include "lib.h"\nint use(void) { return one(); }\n',
