@@ -131,7 +131,8 @@ def compile_document(
     """
     first, *later = standards if language == "c++" else ("c",)
     results: list[CompileResult] = []
-    for ordered in _header_orders(headers):
+    given, *others = _header_orders(headers)
+    for ordered in (given, *others):
         folders = {f"headers{number}": folder for number, folder in enumerate(ordered)}
         system = [word for folder in folders for word in ("-isystem", folder)]
         for standard in (first, *later):
@@ -141,10 +142,10 @@ def compile_document(
             verdict = replace(parse_diagnostics(result), standard=standard)
             if verdict.compiles:
                 return replace(verdict, later_standard=standard != first)
-            results.append(verdict)
+            results += [verdict] if ordered is given else []
             if _lacks_a_name(verdict):
                 break
-    # The standard and the versions of libraries that the text was written for get furthest.
+    # The standard that the text was written for gets furthest.
     return max(results, key=lambda verdict: verdict.place)
 
 
