@@ -40,6 +40,11 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "lib.h": '#include "sys.h"\nLIB_C\n#include "decl.h"\nLIB_C_ENDS\n',
         "use.c": '#include "lib.h"\nint use(void) { return one(); }\n',
     },
+    "an option without which functions are empty": {
+        "use.h": "#ifdef CONFIG_USE\nint use(int n);\nint stop(void);\n#else\n#define use(n) 0\n"
+        "static inline int stop(void) { return 0; }\n#endif\n",
+        "use.c": '#include "use.h"\nint use(int n) { return n; }\nint stop(void) { return 1; }\n',
+    },
     "an option that a condition compares": {
         "int.h": "#ifndef LIB_WIDE\n#error LIB_WIDE undefined\n#endif\n#if LIB_WIDE > 0\n"
         "typedef long long wide;\n#else\ntypedef long wide;\n#endif\n",

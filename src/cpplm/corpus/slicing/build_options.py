@@ -50,7 +50,27 @@ def hiding_options(expansion: Expansion) -> set[bytes]:
         chosen = next(filter(_is_for_linux, options), options[0]) if options else set()
         if all(options) and around.isdisjoint(chosen):
             found |= chosen
-    return found | _options_of_members(expansion)
+    return found | _options_of_members(expansion) | _options_of_stubs(expansion)
+
+
+def _options_of_stubs(expansion: Expansion) -> set[bytes]:
+    """The options without which functions that own text defines are empty: `#else`, `#define start() 0`."""
+    own: set[bytes] = set()
+    stubs: dict[bytes, Set[bytes]] = {}
+    for visit in expansion.visits:
+        for number, item in enumerate(visit.file.items):
+            conditions = conditions_in(item.stack)
+            if not conditions:
+                own |= {item.function_name} if visit.own else set()
+            elif conditions[-1].lines[1:] == (b"#else",) and visit.live.get(number, True) is not False:
+                stubs |= dict.fromkeys(_stubs(item), _wanted(conditions[-1].lines[0]))
+    return set[bytes]().union(*(stubs[name] for name in stubs.keys() & own))
+
+
+def _stubs(item: Item) -> set[bytes]:
+    """The functions that an item is instead of: what a macro or a `static inline` function is named."""
+    is_stub = item.kind == ItemKind.MACRO or (item.function_name and b"static" in item.text)
+    return {*item.names, item.function_name} - {b""} if is_stub else set()
 
 
 def _options_of_members(expansion: Expansion) -> set[bytes]:
