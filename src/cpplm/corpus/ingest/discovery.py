@@ -35,7 +35,7 @@ from cpplm.corpus.settings import CorpusSettings
 from cpplm.cpp.file_suffixes import FRAGMENT_SUFFIXES, HEADER_SUFFIXES, PART_SUFFIXES, SOURCE_SUFFIXES
 
 # Of headers that a build writes; the last is that of config.hin.
-TEMPLATE_ENDINGS = (".in", ".cmake", ".cmake.in", ".in.cmake", ".cmakein", ".cin", ".meson", "in")
+TEMPLATE_ENDINGS = (".in", ".cmake", ".cmake.in", ".in.cmake", ".cmakein", ".cin", ".meson", "in", "-Linux")
 # Templates of headers that are not named for them: `AC_CONFIG_HEADERS([config.h:config.in])`.
 _CONFIGURATIONS = ("config", "header")
 AUTOCONF_SCRIPTS = ("configure.ac", "configure.in")

@@ -26,7 +26,7 @@ _SYSTEM_FOLDERS = {name.split("/")[0] for name in SYSTEM_HEADERS if "/" in name}
 KERNEL_HEADERS = frozenset(f"linux/{name}.h" for name in _LINUX["kernel_headers"].split())
 _PLACEHOLDER = re.compile(rb"@(\w+)@|\$\{(\w+)\}")
 _DEFINITION = re.compile(rb"(?m)^([ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+)(?:@\w+@|\$\{\w+\})(?=[ \t]*$)")
-_TYPEDEF = re.compile(rb"(?m)^(\s*typedef\s+)(?:@\w+@|\$\{\w+\})(?=\s+(\w+)\s*;)")
+_TYPEDEF = re.compile(rb"(?m)^(\s*typedef\s+)(?:unsigned\s+)?(?:@\w+@|\$\{\w+\})(?=\s+(\w+)\s*;)")
 _NAMELESS = re.compile(rb"(?m)^[ \t]*#[ \t]*define[ \t]+@\w+@.*\n")  # the name is what a build finds out
 _WIDTH = re.compile(rb"u?int(?:8|16|32|64)")
 _SIZES, _ARGUMENT_TYPES = (

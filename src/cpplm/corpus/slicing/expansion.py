@@ -286,7 +286,7 @@ class Expander:
         made = {d.macro for d in item.directives if d.keyword == b"define"}  # `#define F "a.c"`, `#include F`
         decided = not visit.own and item.kind == ItemKind.INCLUDE
         is_dead = not visit.own and item.kind == ItemKind.MACRO
-        is_there = functools.partial(self._is_there, visit.file.name)
+        is_there = functools.partial(self._index.includes.is_there, visit.file.name)
         choose_header(item, conditions, is_there, self._state.holds)
         for directive, inner in nested_directives(visit.file, number):
             keyword = directive.keyword
@@ -347,9 +347,6 @@ class Expander:
             return state.holds(_HAS_INCLUDE.sub(has_include, line) if b"__has_" in line else line)
 
         return Conditions(holds, visit.known)
-
-    def _is_there(self, name: str, argument: str) -> bool:
-        return argument[:1] in ('"', "<") and self._index.includes.resolve(name, argument) is not None
 
     def _is_guarded(self, argument: str) -> bool:
         """True for a header of the system whose guard (`_REGEX_H`) a copy of the project's has defined."""

@@ -56,6 +56,14 @@ class IncludeResolver:
             return self._built(include_target(argument), found) or found
         return found
 
+    def is_there(self, name: str, argument: str) -> bool:
+        """True if an include leads to a file of the project where it lies, installed or not."""
+        return (
+            (self.closed and argument[:1] in ('"', "<"))
+            and not self._is_of_kernel(argument)
+            and self._answer(name, argument) is not None
+        )
+
     def _is_of_kernel(self, argument: str) -> bool:
         """True for the kernel's headers: the system's include theirs, not a project's copies."""
         is_of_kernel = argument.startswith(("<linux/", "<asm/"))
