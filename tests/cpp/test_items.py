@@ -94,6 +94,11 @@ def test_macros_behind_parameters_are_no_variables(source: str, name: bytes):
     assert item.names == (name,)
 
 
+def test_of_many_branches_one_that_is_not_balanced_spoils_no_other():
+    source = "#if A\nint a(void);\n#elif B\nstruct b {\n#elif C\nint c(void);\n#else\nint d(void);\n#endif\n"
+    assert [item.names for item in items(source) if item.names] == [(b"a",), (b"c",), (b"d",)]
+
+
 def test_out_of_class_members_have_a_qualifier():
     (item,) = items("template <class T> int ns::Box<T>::size(int a) const { return a; }\n")
     assert (item.qualifier, item.function_name) == (b"Box", b"size")

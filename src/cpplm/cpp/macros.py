@@ -331,7 +331,8 @@ def _dead_branches(lexed: LexedSource, spans: list[tuple[int, int, bytes]]) -> l
         parts = [bytes(code[start:end]) for start, end in branches]
         written = [number for number, part in enumerate(parts) if part.strip()]
         is_prose = len(parts) == 1 and not is_whole(parts[0]) and _is_never_read(group.directives[0])
-        if not is_prose and all(balance(part) == (0, 0) for part in parts):
+        broken = [number for number, part in enumerate(parts) if balance(part) != (0, 0)]
+        if not is_prose and not broken:
             continue
         if len(parts) == 1:
             keep = -1 if group.start in refuted or _is_never_read(group.directives[0]) else 0
@@ -341,8 +342,9 @@ def _dead_branches(lexed: LexedSource, spans: list[tuple[int, int, bytes]]) -> l
             continue
         else:
             keep = group.live_branch() if group.live_branch() in written else written[0]
+        is_slip = len(written) > 2 and len(broken) == 1  # of several systems one is wrong
         for number, (start, end) in enumerate(branches):
-            if number != keep and end > start:
+            if (number in broken if is_slip else number != keep) and end > start:
                 dead.append((start, end, b" " if lexed.names[start : start + 1] != b"\n" else b"\n"))
                 code[start:end] = blank(bytes(code[start:end]))
     return dead

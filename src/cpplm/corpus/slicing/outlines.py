@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import filterfalse, pairwise
 from typing import NamedTuple
@@ -27,6 +27,7 @@ from cpplm.cpp.lexer import (
     LexedSource,
     conditional_groups,
     lex,
+    names_in,
 )
 from cpplm.cpp.macros import MacroTable, mask
 from cpplm.cpp.parser import grammar
@@ -177,8 +178,20 @@ def outline_of(item: Item, macros: MacroTable, *, bare: bool) -> Outline:
     if not kept and item.kind == ItemKind.FUNCTION and (brace := _body_start(code, lexed, bare=bare)):
         kept, position = [text[:brace].rstrip() + b";\n"], len(text)
     short = b"".join([*kept, text[position:]])
+    members = (
+        sorted([*members, *_macros_in(short, members)]) if bare and item.kind == ItemKind.TYPE else members
+    )
     others = _names(without_spans(short, [(start, end) for start, end, _, _ in members]), macros)
     return Outline(short, tuple(members), others, frozenset(member.name for member in members))
+
+
+def _macros_in(text: bytes, members: Sequence[Member]) -> Iterator[Member]:
+    """The macros that a class defines outside of its members: `#define if_name if_data.name`."""
+    for directive in lex(text).directives if b"define" in text else ():
+        start, end = directive.start, directive.end
+        inside = any(member.start < end and start < member.end for member in members)
+        if directive.keyword == b"define" and directive.macro and not inside:
+            yield Member(start, end, directive.macro, names_in(directive.argument) - {directive.macro})
 
 
 def _stays_whole(item: Item, text: bytes, *, bare: bool) -> bool:
