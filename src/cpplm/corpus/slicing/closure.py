@@ -166,7 +166,8 @@ class Closure:
         for place in sorted(self._forward) if state != self._completed else ():
             item = self.expansion.item(place)
             reached = any(not self._used.isdisjoint(self._reached[name]) for name in item.names)
-            if reached and not self._accesses.isdisjoint(hiding_names(item)):
+            is_used = item.kind == ItemKind.ALIAS or not self._accesses.isdisjoint(hiding_names(item))
+            if reached and is_used:
                 queue.append((place, self._choose(place, weak=False, depth=self._depth[place])))
         self._completed = state
         return bool(queue)

@@ -19,6 +19,7 @@ _POINTER = re.compile(
     rb"\s*(?:(?:const|mutable|struct|class)\s+)*[\w:]+\s*(?:const\s*)?[*&]+\s*(?:const\s+)?\w+\s*"
     rb"(?:=\s*(?:nullptr|NULL|0)\s*)?"
 )
+_DIRECTIVE = re.compile(rb"(?m)^[ \t]*+#(?:[^\n\\]++|\\.)*+", re.DOTALL)  # with the lines that continue it
 _INITIALIZERS = re.compile(rb"\)[\w\s]*+:(?!:)")  # `Table() : size(DEFAULT) {}`
 _SCOPE_OF = re.compile(rb"\b(\w+)\s*(?:<[^;{}<>]*>)?\s*::")
 MEMBER_END = re.compile(rb"[;{}]|\b(?:public|private|protected)\s*:(?!:)")
@@ -34,16 +35,18 @@ def needs_only_declared(text: bytes, kind: ItemKind) -> Mapping[bytes, frozenset
     """
     weak: dict[bytes, set[bytes]] = defaultdict(set)
     strong: set[bytes] = set()
+    reached_by_macros: set[bytes] = set()
     if kind == ItemKind.PROTOTYPE:
         parts = [text]
     elif kind == ItemKind.TYPE:
-        members, bodies = members_and_bodies(text)
+        members, bodies = members_and_bodies(_DIRECTIVE.sub(b"", text))
         parts = MEMBER_END.split(members)
         strong.update(IDENTIFIER.findall(bodies))
+        reached_by_macros.update(IDENTIFIER.findall(b"".join(_DIRECTIVE.findall(text))))
     else:
         return {}
     for names, reached, declared, needed in map(_part_names, parts):
-        strong.update(needed)
+        strong.update(names if declared in reached_by_macros else needed)
         for name in names:
             weak[name]  # parameters are not reached through the function
         for name in reached:

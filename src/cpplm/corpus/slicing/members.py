@@ -7,6 +7,7 @@ import re
 import tree_sitter
 
 _BRACE = re.compile(rb"[{}]")
+_NESTED = re.compile(rb"\b(?:struct|union)(?:\s+\w+)?\s*\{\Z")
 _QUALIFIED = re.compile(rb"[\w>]\s*::\s*~?\w+\s*\(")
 _TEMPLATE_PARAMETER = re.compile(rb"\b(?:typename|class)(?:\s*\.\.\.)?\s+(\w+)")
 
@@ -44,15 +45,20 @@ def body_of(node: tree_sitter.Node) -> tree_sitter.Node | None:
 
 
 def members_and_bodies(text: bytes) -> tuple[bytes, bytes]:
-    """The text of a class outside the brackets in it; that inside of them and after the class."""
+    """The text of a class outside of brackets but those of structures in it; that inside, and after it."""
     inside: list[bytes] = []
     outside: list[bytes] = []
-    depth = position = 0
+    structures: list[bool] = []  # of the open brackets: whether members are in them
+    position = 0
     for match in _BRACE.finditer(text):
-        (inside if depth > 1 else outside).append(text[position : match.end()])
+        part = text[position : match.end()]
         position = match.end()
-        depth += 1 if match.group() == b"{" else -1
-        if not depth:
+        (outside if all(structures) else inside).append(part)
+        if match.group() == b"{":
+            structures.append(not structures or _NESTED.search(part) is not None)
+        elif structures:
+            structures.pop()
+        if not structures:
             break
     inside.append(text[position:])
     return b"".join(outside), b"".join(inside)

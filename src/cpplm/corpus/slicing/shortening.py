@@ -31,6 +31,7 @@ _FORWARD = re.compile(
     rb"\s*((?:template\s*<(?:[^<>]|<[^<>]*>)*>\s*)?(?:class|struct|union)\s+(?:[A-Z][A-Z0-9_]+\s+)?(\w+))\s*(?:final\s*)?[:{]"
 )
 _TYPEDEF = re.compile(rb"\s*typedef\s+((?:struct|union)\s+\w+)\s*\{.*\}\s*(\w+)\s*;\s*", re.DOTALL)
+_ALIAS = re.compile(rb"\s*typedef\s+(?:struct|union)\s+(\w+)\s+\w+\s*;\s*")
 
 # How many items of a project are remembered in all their lengths, and bytes of its classes.
 _MOST_REMEMBERED = 40_000
@@ -86,7 +87,7 @@ class Shortener:
         return self._known[key][1]
 
     def forward(self, item: Item) -> Item | None:
-        """The declaration of a class without its definition; None where there is no such."""
+        """The declaration of a class, or of a name for it, without the definition; None where there is none."""
         if id(item) not in self._forwards:
             text = without_comments(item.text)
             head, typedef = _FORWARD.match(text), _TYPEDEF.fullmatch(text)
@@ -96,8 +97,12 @@ class Shortener:
             elif head is not None and head.group(2) in item.names:
                 declaration = head.group(1).rstrip() + b";"
             short = None
+            # It declares the structure, too.
+            if item.kind == ItemKind.ALIAS and (alias := _ALIAS.fullmatch(text)):
+                short = replace(item, kind=ItemKind.FORWARD, mentions=item.mentions - {alias.group(1)})
             if declaration is not None and item.kind == ItemKind.TYPE and not item.qualifier:
                 short = replace(self._with_text(item, declaration), kind=ItemKind.FORWARD)
+                short.mentions -= frozenset(item.names)  # it needs no other declaration of that
             self._forwards[id(item)] = (item, short)
         return self._forwards[id(item)][1]
 

@@ -77,7 +77,7 @@ def splice(
 
 def _stands_between(item: Item, name: str) -> bool:
     """True if a file that is included between declarations may be a piece."""
-    return (
+    return item.kind == ItemKind.REGION or (
         item.kind == ItemKind.INCLUDE
         and len(item.directives) == 1
         and not any(isinstance(frame, Condition) for frame in item.stack)
