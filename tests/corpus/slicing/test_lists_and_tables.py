@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.corpus.cpp import assert_compiles, compile_errors, needs_gxx, one_document
+from tests.corpus.cpp import assert_compiles, compile_errors, in_order, needs_gxx, one_document
 
 pytestmark = needs_gxx
 
@@ -180,6 +180,49 @@ def test_of_a_long_table_only_what_is_used_is_borrowed(tmp_path, header, used):
     assert "7" in document.text
     assert "_9" not in document.text
     assert compile_errors(document.text, language="c" if name == "use.c" else "c++") == ""
+
+
+def test_of_macros_in_the_midst_of_a_structure_only_what_is_used_is_borrowed(tmp_path):
+    lines = "".join(f"#define net_{n} net_data.data_{n}\n" for n in range(90))
+    files = {
+        "net.h": "struct data { int data_7, data_8; };\n"
+        f"struct net {{\n  struct data net_data;\n{lines}  int n;\n}};\n",
+        "use.c": '#include "net.h"\nint use(struct net *n) { return n->net_7 + n->n; }\n',
+    }
+    document = one_document(tmp_path, files, of="use.c", budget=1_200)
+    assert document.kind == "compilable"
+    assert "net_9" not in document.text
+    assert compile_errors(document.text, language="c") == ""
+
+
+@pytest.mark.parametrize("pointers", ["{0}", "union {{ int which;\n{0}}} u;\n"])
+def test_of_structures_that_are_only_pointed_to_no_members_are_borrowed(tmp_path, pointers):
+    names = [f"part_{n}" for n in range(9)]
+    aliases = "".join(f"typedef struct {name} {name};\n" for name in ["all", *names])
+    bodies = "".join(
+        f"struct {name} {{ long long {name}_first, {name}_second, {name}_third; }};\n" for name in names
+    )
+    members = pointers.format("".join(f"  {name} *{name}_of;\n" for name in names))
+    files = {
+        "all.h": f"{aliases}{bodies}struct all {{\n{members}  int n;\n}};\n",
+        "use.c": '#include "all.h"\nint use(all *a) { return a->n; }\n',
+    }
+    document = one_document(tmp_path, files, of="use.c", budget=900)
+    assert document.kind == "compilable"
+    assert "_first" not in document.text
+    assert compile_errors(document.text, language="c") == ""
+
+
+def test_a_list_stands_where_a_header_that_is_one_block_includes_it(tmp_path):
+    files = {
+        "errors.h": "#if !(defined ERRORS_H && defined OLD_ERRORS)\n#define ERRORS_H\n#define OLD_ERRORS\n"
+        '#define ERROR(name, value) name = value,\nenum {\n#include "list.h"\n  LIB_LAST };\n'
+        "#undef ERROR\n#endif\n",
+        "list.h": "ERROR(LIB_A, 1)\nERROR(LIB_B, 2)\n",
+        "use.c": '#include "errors.h"\nint use(void) { return LIB_LAST; }\n',
+    }
+    text = one_document(tmp_path, files, of="use.c").text
+    in_order(text, "enum {", "ERROR(LIB_A, 1)", "ERROR(LIB_B, 2)", "  LIB_LAST };", "#undef")
 
 
 def test_arguments_in_a_list_declare_nothing(tmp_path):

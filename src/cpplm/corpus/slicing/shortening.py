@@ -87,7 +87,7 @@ class Shortener:
         return self._known[key][1]
 
     def forward(self, item: Item) -> Item | None:
-        """The declaration of a class, or of a name for it, without the definition; None where there is none."""
+        """The declaration alone of a class or of a name for it; None where there is none."""
         if id(item) not in self._forwards:
             text = without_comments(item.text)
             head, typedef = _FORWARD.match(text), _TYPEDEF.fullmatch(text)
