@@ -45,6 +45,18 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "static inline int stop(void) { return 0; }\n#endif\n",
         "use.c": '#include "use.h"\nint use(int n) { return n; }\nint stop(void) { return 1; }\n',
     },
+    "of headers here and as they are installed those here": {
+        **{f"lib/{name}.h": f"struct {name} {{ int n; }};\n" for name in "abcd"},
+        "lib/use.c": "#if LIB_FLAT\n"
+        + "".join(f'#include "{name}.h"\n' for name in "abcd")
+        + "#else\n"
+        + "".join(f"#include <proj/{name}.h>\n" for name in "abcd")
+        + "#endif\nint use(struct a *a, struct d *d) { return a->n + d->n; }\n",
+    },
+    "unsigned types that a script finds": {
+        "lib.h.in": "typedef @int_value@ lib_int32_t;\ntypedef unsigned @int_value@ lib_uint32_t;\n",
+        "use.c": '#include "lib.h"\nlib_uint32_t use(lib_int32_t n) { return n; }\n',
+    },
     "an option that a condition compares": {
         "int.h": "#ifndef LIB_WIDE\n#error LIB_WIDE undefined\n#endif\n#if LIB_WIDE > 0\n"
         "typedef long long wide;\n#else\ntypedef long wide;\n#endif\n",
