@@ -52,7 +52,8 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "all.h": '#if LIB_FLAT\n#include "a.h"\n#include "b.h"\n#else\n#include <proj/a.h>\n'
         "#include <proj/b.h>\n#endif\n",
         "other.c": "#include <proj/c.h>\n#include <proj/d.h>\n",
-        "use.c": '#include "a.h"\n#include "all.h"\nint use(struct a *a, struct b *b) { return a->n + b->n; }\n',
+        "use.c": '#include "a.h"\n#include "all.h"\n'
+        "int use(struct a *a, struct b *b) { return a->n + b->n; }\n",
     },
     "unsigned types that a script finds": {
         "lib.h.in": "typedef @int_value@ lib_int32_t;\ntypedef unsigned @int_value@ lib_uint32_t;\n",
