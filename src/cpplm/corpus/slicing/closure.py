@@ -16,6 +16,7 @@ from cpplm.corpus.slicing.measure import Measure
 from cpplm.corpus.slicing.shadowing import hiding_names
 from cpplm.corpus.slicing.shortening import CALLED_UNNAMED, Detail, Shortener
 from cpplm.cpp.items import Item, ItemKind
+from cpplm.cpp.lexer import names_in
 
 # What the declaration of a function may need.
 _IN_DECLARATIONS = frozenset(
@@ -65,6 +66,9 @@ class Closure:
     size: int = 0
     _accesses: set[bytes] = field(default_factory=set)  # the members that own items use, of whatever
     _used: set[bytes] = field(default_factory=set)  # all names in own items
+    _macros: dict[bytes, Set[bytes]] = field(
+        default_factory=dict
+    )  # the names in those that are not used so far
     # For types of which a declaration may do, the functions and members that are declared with them.
     _reached: dict[bytes, set[bytes]] = field(default_factory=lambda: defaultdict(set))
     _completed: tuple[int, int, int] = (0, 0, 0)  # sizes of these when they were last looked at together
@@ -137,6 +141,7 @@ class Closure:
         while (queue or self._restore_members(queue) or self._complete(queue)) and self.size <= most:
             place, item = queue.popleft()
             meanings = self.lookup.meanings(place, item)
+            self._note_macros(item)
             weak: Set[bytes] = frozenset()
             if place in self.reasons and self.detail >= Detail.FORWARD:
                 declared = self.lookup.declared(place, meanings)
@@ -160,8 +165,18 @@ class Closure:
                         return False
         return self.size <= most
 
+    def _note_macros(self, item: Item) -> None:
+        """Count what a macro stands for as used by whoever uses it."""
+        for directive in item.directives if item.kind in (ItemKind.MACRO, ItemKind.TYPE) else ():
+            if directive.keyword == b"define":
+                self._macros[directive.macro] = names_in(directive.argument)
+
     def _complete(self, queue: deque[tuple[Place, Item]]) -> bool:
         """Queue the types that are only declared though own items use members of them."""
+        while used := self._macros.keys() & self._used:
+            names = set[bytes]().union(*map(self._macros.pop, used))
+            self._used |= names
+            self._accesses |= names
         state = (len(self._used), len(self._forward), sum(map(len, self._reached.values())))
         for place in sorted(self._forward) if state != self._completed else ():
             item = self.expansion.item(place)
