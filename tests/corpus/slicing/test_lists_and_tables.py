@@ -218,7 +218,8 @@ def test_a_structure_that_a_macro_leads_to_keeps_its_members(tmp_path):
     files = {
         "all.h": "typedef struct link link;\nstruct link { int id; };\n"
         "struct header { link *header_link; };\n"
-        f"struct operation {{\n  struct header *header;\n#define operation_link header->header_link\n{padding}}};\n",
+        "struct operation {\n  struct header *header;\n#define operation_link header->header_link\n"
+        f"{padding}}};\n",
         "use.c": '#include "all.h"\nint use(struct operation *o) { return o->operation_link->id; }\n',
     }
     document = one_document(tmp_path, files, of="use.c", budget=600)
