@@ -55,6 +55,9 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "use.c": '#include "a.h"\n#include "all.h"\n'
         "int use(struct a *a, struct b *b) { return a->n + b->n; }\n",
     },
+    "what the C library declares with _GNU_SOURCE alone": {
+        "use.c": "#include <fcntl.h>\nint use(void) { return O_PATH; }\n"
+    },
     "unsigned types that a script finds": {
         "lib.h.in": "typedef @int_value@ lib_int32_t;\ntypedef unsigned @int_value@ lib_uint32_t;\n",
         "use.c": '#include "lib.h"\nlib_uint32_t use(lib_int32_t n) { return n; }\n',

@@ -50,6 +50,8 @@ _HAVE_HEADERS = frozenset(
 _HAVE_FUNCTIONS = frozenset(f"HAVE_{name}".encode() for name in _LINUX["functions"].split())
 # What the system's headers declare, whatever a project has for systems where they do not.
 SYSTEM_NAMES = frozenset(f"{_LINUX['functions'].lower()} {_LINUX['names']}".encode().split())
+# What those declare with _GNU_SOURCE alone, which every build that uses it defines.
+GNU_NAMES = frozenset(_LINUX["gnu_names"].encode().split())
 # Types and keywords, for which a build defines something else where they are not there: EVENT__size_t.
 _C_WORD = re.compile(
     rb"(?:\A|_)((?:u?int\d+|s?size|pid|off|socklen|uid|gid|mode|time)_t|inline|const|volatile)\Z"
@@ -87,7 +89,7 @@ _SHELL_MACRO = re.compile(rb"(?m)^[ \t]*(?:add|config|set)_def(?:ine)?[ \t]+([A-
 _HEADER_MACRO = re.compile(rb"\b([A-Z_][A-Z0-9_]+)=[\"' \\]{0,4}(<[\w./]+\.h>)")
 # Of Meson's configuration_data: `conf.set_quoted('NAME', text)`, `conf.set('NAME', 1)`.
 _MESON_TEXT = re.compile(rb"\.set_quoted\s*\(\s*'(\w+)'")
-_MESON_NUMBER = re.compile(rb"\.set\s*\(\s*'(\w+)'\s*,\s*(\d+)\s*\)")
+_MESON_NUMBER = re.compile(rb"\.set\s*\(\s*'(\w+)'\s*,\s*'?(\d+)'?\s*\)")
 # `-include $(top_builddir)/config.h`: read before each source file.
 _FORCED_INCLUDE = re.compile(r"(?m)^[^#\n]*\s-include\s+(?:\$\S*/|\./)?(\w*config\w*\.h)\b")
 # What a script adds to its template, where conditions decide on it.

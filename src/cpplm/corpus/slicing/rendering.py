@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cpplm.corpus.slicing.build_headers import (
+    GNU_NAMES,
     SYSTEM_HEADERS,
     include_target,
     is_switch,
@@ -181,7 +182,8 @@ class _Writer:
             for name in sorted(of_build.keys() & names)
             if name not in self.expansion.defined and not self._is_defined(name)
         ]
-        if is_c and b"_GNU_SOURCE" in index.build_macros and b"_GNU_SOURCE" not in text:
+        of_gnu = (name for name in words & GNU_NAMES if not self.expansion.declaring(name))
+        if is_c and b"_GNU_SOURCE" not in text and (b"_GNU_SOURCE" in index.build_macros or any(of_gnu)):
             lines.insert(0, b"#define _GNU_SOURCE")  # for the system's headers: no code names it
         if lines:
             block = b"\n".join(lines) + b"\n\n"
