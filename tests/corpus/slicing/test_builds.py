@@ -58,6 +58,10 @@ _PROJECTS: dict[str, dict[str, str]] = {
     "what the C library declares with _GNU_SOURCE alone": {
         "use.c": "#include <fcntl.h>\nint use(void) { return O_PATH; }\n"
     },
+    "of headers for each system that for Linux": {
+        **{f"OS/os.h-{name}": f"#define LIB_{name} 1\n" for name in ("AIX", "Linux", "SunOS5")},
+        "use.c": '#include "os.h"\nint use(void) { return LIB_Linux; }\n',
+    },
     "unsigned types that a script finds": {
         "lib.h.in": "typedef @int_value@ lib_int32_t;\ntypedef unsigned @int_value@ lib_uint32_t;\n",
         "use.c": '#include "lib.h"\nlib_uint32_t use(lib_int32_t n) { return n; }\n',

@@ -66,9 +66,8 @@ class Closure:
     size: int = 0
     _accesses: set[bytes] = field(default_factory=set)  # the members that own items use, of whatever
     _used: set[bytes] = field(default_factory=set)  # all names in own items
-    _macros: dict[bytes, Set[bytes]] = field(
-        default_factory=dict
-    )  # the names in those that are not used so far
+    # Of macros that own items do not use so far, the names in them.
+    _macros: dict[bytes, Set[bytes]] = field(default_factory=dict)
     # For types of which a declaration may do, the functions and members that are declared with them.
     _reached: dict[bytes, set[bytes]] = field(default_factory=lambda: defaultdict(set))
     _completed: tuple[int, int, int] = (0, 0, 0)  # sizes of these when they were last looked at together

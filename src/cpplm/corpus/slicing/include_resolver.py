@@ -58,20 +58,15 @@ class IncludeResolver:
 
     def is_there(self, name: str, argument: str) -> bool:
         """True if an include leads to a file of the project where it lies, installed or not."""
-        return (
-            (self.closed and argument[:1] in ('"', "<"))
-            and not self._is_of_kernel(argument)
-            and self._answer(name, argument) is not None
-        )
+        if not self.closed or argument[:1] not in ('"', "<") or self._is_of_kernel(argument):
+            return False
+        return self._answer(name, argument) is not None
 
     def _is_of_kernel(self, argument: str) -> bool:
         """True for the kernel's headers: the system's include theirs, not a project's copies."""
-        is_of_kernel = argument.startswith(("<linux/", "<asm/"))
-        return (
-            is_of_kernel
-            and not self._is_kernel
-            and include_target(argument) not in build_headers.KERNEL_HEADERS
-        )
+        if self._is_kernel or not argument.startswith(("<linux/", "<asm/")):
+            return False
+        return include_target(argument) not in build_headers.KERNEL_HEADERS
 
     @functools.cached_property
     def _installed(self) -> dict[str, str]:

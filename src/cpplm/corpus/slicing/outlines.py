@@ -187,11 +187,13 @@ def outline_of(item: Item, macros: MacroTable, *, bare: bool) -> Outline:
 
 def _macros_in(text: bytes, members: Sequence[Member]) -> Iterator[Member]:
     """The macros that a class defines outside of its members: `#define if_name if_data.name`."""
+    starts = [member.start for member in members]
     for directive in lex(text).directives if b"define" in text else ():
-        start, end = directive.start, directive.end
-        inside = any(member.start < end and start < member.end for member in members)
-        if directive.keyword == b"define" and directive.macro and not inside:
-            yield Member(start, end, directive.macro, names_in(directive.argument) - {directive.macro})
+        before = bisect.bisect(starts, directive.end) - 1
+        is_outside = before < 0 or members[before].end <= directive.start
+        if directive.keyword == b"define" and directive.macro and is_outside:
+            names = names_in(directive.argument) - {directive.macro}
+            yield Member(directive.start, directive.end, directive.macro, names)
 
 
 def _stays_whole(item: Item, text: bytes, *, bare: bool) -> bool:
