@@ -49,15 +49,16 @@ def members_and_bodies(text: bytes) -> tuple[bytes, bytes]:
     inside: list[bytes] = []
     outside: list[bytes] = []
     structures: list[bool] = []  # of the open brackets: whether members are in them
-    position = 0
+    position = others = 0
     for match in _BRACE.finditer(text):
         part = text[position : match.end()]
         position = match.end()
-        (outside if all(structures) else inside).append(part)
+        (inside if others else outside).append(part)
         if match.group() == b"{":
             structures.append(not structures or _NESTED.search(part) is not None)
+            others += not structures[-1]
         elif structures:
-            structures.pop()
+            others -= not structures.pop()
         if not structures:
             break
     inside.append(text[position:])
