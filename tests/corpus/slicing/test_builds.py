@@ -62,6 +62,11 @@ _PROJECTS: dict[str, dict[str, str]] = {
         **{f"OS/os.h-{name}": f"#define LIB_{name} 1\n" for name in ("AIX", "Linux", "SunOS5")},
         "use.c": '#include "os.h"\nint use(void) { return LIB_Linux; }\n',
     },
+    "own includes of headers here or as they are installed": {
+        **{f"{name}.h": f"struct {name} {{ int n; }};\n" for name in "ab"},
+        "use.c": '#if LIB_FLAT\n#include "a.h"\n#include "b.h"\n#else\n#include <proj/a.h>\n'
+        "#include <proj/b.h>\n#endif\nint use(struct a *a, struct b *b) { return a->n + b->n; }\n",
+    },
     "unsigned types that a script finds": {
         "lib.h.in": "typedef @int_value@ lib_int32_t;\ntypedef unsigned @int_value@ lib_uint32_t;\n",
         "use.c": '#include "lib.h"\nlib_uint32_t use(lib_int32_t n) { return n; }\n',

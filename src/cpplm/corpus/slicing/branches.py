@@ -59,7 +59,7 @@ def choose_header(
     conditions: Conditions,
     is_there: Callable[[str], bool],
     holds: Callable[[bytes], bool | None],
-) -> None:
+) -> bool:
     """Decide between headers that a build chooses from: that of the `#else`, or else the first one.
 
     `#if A`, `#include "a.h"`, `#elif B`, `#include "b.h"`, where nothing in the project defines A or B.
@@ -69,15 +69,18 @@ def choose_header(
         conditions: of its file; the branches of the group are decided in it.
         is_there: whether the project has what the argument of an include names.
         holds: what is known of a condition.
+
+    Returns:
+        Whether the group is one of these, and was not decided.
     """
     if len(item.directives) < 5:  # `#if`, an include, `#else`, an include, `#endif`
-        return
+        return False
     group: Condition | None = None
     headers: dict[tuple[bytes, ...], list[bool | None]] = {}  # None: of the system or a library
     for directive in item.directives:
         if directive.keyword in IF_KEYWORDS:
             if group is not None:
-                return  # groups within groups decide otherwise
+                return False  # groups within groups decide otherwise
             group = Condition((directive.line,), directive.start)
         elif directive.keyword in ELSE_KEYWORDS and directive.keyword != b"endif" and group is not None:
             group = Condition((*group.lines, directive.line), group.group)
@@ -86,16 +89,18 @@ def choose_header(
             there = is_there(argument)
             headers.setdefault(group.lines, []).append(there if argument.startswith('"') else there or None)
         elif directive.keyword not in INCLUDE_KEYWORDS and directive.keyword != b"endif":
-            return
+            return False
     found = [lines for lines, there in headers.items() if True in there and False not in there]
-    if group is None or len(headers) < 2 or not found:
-        return
-    if any(conditions.values.get((group.group, number)) for number in range(len(group.lines))):
-        return
+    if (group is None or len(headers) < 2 or not found) or any(
+        conditions.values.get((group.group, number)) for number in range(len(group.lines))
+    ):
+        return False
     values = [holds(line) for line in group.lines]
-    if all(value is None or line == b"#else" for value, line in zip(values, group.lines, strict=True)):
-        chosen = len(found[-1] if found[-1][-1] == b"#else" else found[0]) - 1
-        conditions.values |= {(group.group, n): n == chosen for n in range(len(group.lines))}
+    if not all(value is None or line == b"#else" for value, line in zip(values, group.lines, strict=True)):
+        return False
+    chosen = len(found[-1] if found[-1][-1] == b"#else" else found[0]) - 1
+    conditions.values |= {(group.group, n): n == chosen for n in range(len(group.lines))}
+    return True
 
 
 def nested_directives(file: ParsedFile, number: int) -> list[tuple[Directive, list[Condition]]]:

@@ -284,10 +284,10 @@ class Expander:
         last_external = 0
         external: list[tuple[tuple[Condition, ...], bytes]] = []
         made = {d.macro for d in item.directives if d.keyword == b"define"}  # `#define F "a.c"`, `#include F`
-        decided = not visit.own and item.kind == ItemKind.INCLUDE
         is_dead = not visit.own and item.kind == ItemKind.MACRO
         is_there = functools.partial(self._index.includes.is_there, visit.file.name)
-        choose_header(item, conditions, is_there, self._state.holds)
+        is_chosen = choose_header(item, conditions, is_there, self._state.holds)
+        decided = item.kind == ItemKind.INCLUDE and (is_chosen or not visit.own)
         for directive, inner in nested_directives(visit.file, number):
             keyword = directive.keyword
             live = not inner or conditions.live(inner)
