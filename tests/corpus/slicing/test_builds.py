@@ -106,7 +106,8 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "use.c": '#include "int.h"\nlib_int use(void) { return 1; }\n',
     },
     "sizes of types, in a configuration that nothing describes": {
-        "ids.h": "#if SIZEOF_UID_T == 4\ntypedef unsigned lib_id;\n#else\n#error Unknown size\n#endif\n",
+        "ids.h": "#if SIZEOF_UID_T == 4 && SIZEOF_UINT32_T == 4\ntypedef unsigned lib_id;\n#else\n"
+        "#error Unknown size\n#endif\n",
         "use.c": '#include "config.h"\n#include "ids.h"\nlib_id use(void) { return 1; }\n',
     },
     "values that a script computes": {
