@@ -67,8 +67,28 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "use.c": '#if LIB_FLAT\n#include "a.h"\n#include "b.h"\n#else\n#include <proj/a.h>\n'
         "#include <proj/b.h>\n#endif\nint use(struct a *a, struct b *b) { return a->n + b->n; }\n",
     },
+    "several headers that the build includes before each file": {
+        "Make.inc.in": "CFLAGS = \\\n\t-include src/lib-devel/build.h \\\n\t-include src/lib-devel/types.h\n",
+        "src/include/build.h": "#define LIB_ID(text)\n",
+        "src/include/types.h": "typedef int lib_int;\n",
+        "use.c": 'LIB_ID("use.c")\nlib_int use(void) { return 1; }\n',
+    },
+    "a number that a script has by default": {
+        "configure.ac": "AC_CONFIG_HEADERS([config.h])\nAC_ARG_WITH([link-size], [], [], with_link_size=2)\n"
+        "AC_DEFINE_UNQUOTED([LINK_SIZE], [$with_link_size], [bytes of a link])\n",
+        "link.h": "#if LINK_SIZE == 2\ntypedef short link;\n#else\n#error LINK_SIZE must be 2\n#endif\n",
+        "use.c": '#include "config.h"\n#include "link.h"\nlink use(void) { return 1; }\n',
+    },
+    "a template that git ignores": {
+        ".gitignore": "config.h\nconfig.h.in\n",
+        "config.h.in": "/* Generated from configure.ac by autoheader.  */\n#undef HAVE_SIZE_T\n",
+        "configure.ac": "AC_CONFIG_HEADERS([config.h])\n",
+        "use.c": '#include "config.h"\n#include <stdlib.h>\n#ifndef HAVE_SIZE_T\ntypedef int size_t;\n'
+        "#endif\nsize_t use(void) { return 1; }\n",
+    },
     "unsigned types that a script finds": {
-        "lib.h.in": "typedef @int_value@ lib_int32_t;\ntypedef unsigned @int_value@ lib_uint32_t;\n",
+        "lib.h.in": "typedef @int_value@ lib_int32_t;\n__extension__ typedef unsigned @int_value@ "
+        "lib_uint32_t;\n",
         "use.c": '#include "lib.h"\nlib_uint32_t use(lib_int32_t n) { return n; }\n',
     },
     "an option that a condition compares": {

@@ -114,8 +114,9 @@ def _reason(folder: Path, inside: list[str], names: list[str], ignores: tuple[Gi
 
 
 def _is_written(path: Path) -> bool:
-    """True for a header that is not another project's."""
-    return path.suffix.lower() in HEADER_SUFFIXES and _DEPENDENCIES.isdisjoint(path.parts)
+    """True for a header, or a template of one, that is not another project's."""
+    name = path.with_suffix("") if path.suffix == ".in" else path
+    return name.suffix.lower() in HEADER_SUFFIXES and _DEPENDENCIES.isdisjoint(path.parts)
 
 
 def _files_below(folder: Path) -> Iterator[Path]:

@@ -20,6 +20,7 @@ COMMENT = re.compile(rb"(?m)(?:^[ \t]*#|\bdnl\b).*$")
 _GNU = b"Free Software Foundation"
 _NO_VALUE = re.compile(rb"\A[01]?\Z|[\n$]")
 _COMPUTED = re.compile(rb"([\"']?)\$[\w{]")  # of a script's variable
+_ASSIGNED_NUMBER = re.compile(rb"\b(\w+)=(\d+)\b")  # `with_link_size=2`
 # Which are nothing but for other systems or compilers: `extern @LIB_DLL_VARIABLE@ int n;`
 ATTRIBUTE = re.compile(
     rb"(?:^|_)(?:(?:DLL|EXPORT|IMPORT|ATTRIBUTE|DEPRECATED|VISIBILITY|UNUSED|NORETURN|RESTRICT|INLINE)(?:_|$)|API$)"
@@ -71,10 +72,12 @@ def defined_by_checks(script: bytes) -> dict[bytes, bytes]:
     the system is left out: macros of GNU's own scripts, names in lower case but for those of headers.
     """
     values: dict[bytes, bytes] = {}
+    numbers = dict(reversed(_ASSIGNED_NUMBER.findall(script)))  # the first that a variable has
     for name, value, _ in _definitions(COMMENT.sub(b"", script)) if _GNU not in script else ():
         is_attribute = value.startswith(b"__attribute__")
         if name.isupper() and (computed := _COMPUTED.match(value)):
-            text = b'""' if computed.group(1) else b"" if ATTRIBUTE.search(name) else b"0"
+            number = numbers.get(value.strip(b"${}"), b"0")
+            text = b'""' if computed.group(1) else b"" if ATTRIBUTE.search(name) else number
             values.setdefault(name, text)
         elif (name.isupper() or value[:1] == b"<" or is_attribute) and not _NO_VALUE.search(value):
             values.setdefault(name, b"" if is_attribute else value)

@@ -31,8 +31,9 @@ def expand_unit(own: Sequence[str], index: ProjectIndex, callees: Sequence[Key] 
     if callees:
         files = dict.fromkeys(index.names[file] for file, _ in callees)
         return Expander(index, own).expand([*files, *own])
-    first = index.includes.forced or (None if is_source(root) else index.includes.first)
-    before = [first] if first is not None and first not in own else []
+    first = index.includes.first if not is_source(root) else None
+    before = index.includes.forced or ([first] if first is not None else [])
+    before = [name for name in before if name not in own]
     expansion = Expander(index, own).expand([*before, root])
     if before and len(expansion.by_file.get(index.number[root], ())) > 1:  # a piece of that, without a guard
         expansion = Expander(index, own).expand(before)

@@ -259,7 +259,8 @@ class Expander:
         for name in dict.fromkeys(name for line in last.lines for name in IDENTIFIER.findall(line)[1:]):
             if name in known or name in self._state.macros or name == b"defined" or is_elsewhere(name):
                 continue
-            state = replace(self._likely, macros={**self._likely.macros, name: Macro(b"")})
+            macro = Macro(self._index.definition(name))
+            state = replace(self._likely, macros={**self._likely.macros, name: macro})
             *before, chosen = map(state.holds, last.lines)
             if True in before or chosen is False:
                 alone = map(IF_DEFINED.fullmatch, last.lines)

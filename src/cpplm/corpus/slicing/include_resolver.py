@@ -149,7 +149,8 @@ class IncludeResolver:
         return target if count > max(len(firsts) // 2, _FEW_SOURCES) else None
 
     @functools.cached_property
-    def forced(self) -> str | None:
-        """The file that the build includes before each source file, if any."""
-        forced = self._defaults.forced_include
-        return self.resolve(next(iter(self._files), ""), f'"{forced}"') if forced else None
+    def forced(self) -> list[str]:
+        """The files that the build includes before each source file."""
+        some_file = next(iter(self._files), "")
+        found = (self.resolve(some_file, f'"{name}"') for name in self._defaults.forced_includes)
+        return [name for name in found if name is not None]
