@@ -15,7 +15,7 @@ _FOREIGN = re.compile(
 
 # Of a library, that are included by one prefix or below one folder.
 _FEWEST_HEADERS = 4
-# Of the headers that are included below a folder: those that the project has, if it is what installs them.
+# Of the includes of headers below a folder: those that the project has, if it is what installs them.
 _INSTALLED_SHARE = 0.75
 
 
@@ -58,31 +58,38 @@ class IncludeIndex:
             default=None,
         )
 
-    def installed(self, targets: Iterable[str], endings: Sequence[str]) -> dict[str, str]:
-        """The files behind includes below a folder that only their installation makes: `gsl/gsl_math.h`.
+    def installed_folders(self, targets: Iterable[str], endings: Sequence[str]) -> dict[str, Counter[str]]:
+        """The folders that only the project's installation makes, such as `gsl` of `gsl/gsl_math.h`.
 
-        That is a folder of which the project has nearly all headers that are included, wherever they are.
+        Such are those of which it has nearly all headers that are included, wherever they lie.
 
         Args:
-            targets: what includes name that nothing else answers.
+            targets: what the includes name that nothing else answers, each as often as it is there.
             endings: what may stand at the end of the name of a file instead of `.h`.
+
+        Returns:
+            For each how many of these lie in which folder of the project.
         """
-        by_folder: dict[str, dict[str, list[str]]] = defaultdict(dict)
+        by_folder: dict[str, Counter[str]] = defaultdict(Counter)
         for folder, _, base in (target.rpartition("/") for target in targets):
-            stem = base.removesuffix(".h")
-            bases = (base, *(stem + ending for ending in endings))
             if folder and not folder.startswith("."):
-                by_folder[folder][base] = next(filter(None, map(self._by_base.get, bases)), [])
-        found: dict[str, str] = {}
-        for folder, files in by_folder.items():
-            there = [names for names in files.values() if names]
-            if len(there) >= max(_FEWEST_HEADERS, _INSTALLED_SHARE * len(files)):
-                in_folder = Counter(map(posixpath.dirname, itertools.chain(*there)))
-                for base, names in files.items():
-                    found[f"{folder}/{base}"] = max(
-                        names, key=lambda n: (in_folder[posixpath.dirname(n)], -len(n), n), default=""
-                    )
-        return {target: name for target, name in found.items() if name}
+                by_folder[folder][base] += 1
+        found: dict[str, Counter[str]] = {}
+        for folder, bases in by_folder.items():
+            there = {base: names for base in bases if (names := self._named(base, endings))}
+            number = sum(bases[base] for base in there)
+            if len(there) >= _FEWEST_HEADERS and number >= _INSTALLED_SHARE * bases.total():
+                found[folder] = Counter(map(posixpath.dirname, itertools.chain(*there.values())))
+        return found
+
+    def installed(self, base: str, endings: Sequence[str], folders: Counter[str]) -> str | None:
+        """Of the files of a name, or the templates, that in the folder where most of their kind lie."""
+        names = self._named(base, endings)
+        return max(names, key=lambda n: (folders[posixpath.dirname(n)], -len(n), n), default=None)
+
+    def _named(self, base: str, endings: Sequence[str]) -> list[str]:
+        bases = (base, *(base.removesuffix(".h") + ending for ending in endings))
+        return next(filter(None, map(self._by_base.get, bases)), [])
 
 
 def is_foreign(name: str) -> bool:

@@ -19,6 +19,7 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "names.h": "int names(void);\n",
         "picture_config.in.h": "#define PICTURE_DEPTH 1\n",
         "use.c": '#include "picture/gray.h"\n#include "picture/pixels.h"\n#include <picture/names.h>\n'
+        "#include <picture/written.h>\n"
         '#include "picture/picture_config.h"\n'
         "int use(void) { return gray() + pixels() + names() + PICTURE_DEPTH; }\n",
     },

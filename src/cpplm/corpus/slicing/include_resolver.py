@@ -51,7 +51,7 @@ class IncludeResolver:
         """The file of the project that an include (`"a.h"`, `<b/c.h>`) in the file `name` leads to."""
         if not self.closed or self._is_of_kernel(argument):
             return None
-        found = self._answer(name, argument) or self._installed.get(include_target(argument))
+        found = self._answer(name, argument) or self._installed(include_target(argument))
         if found is not None and is_template(found):
             return self._built(include_target(argument), found) or found
         return found
@@ -68,16 +68,22 @@ class IncludeResolver:
             return False
         return include_target(argument) not in build_headers.KERNEL_HEADERS
 
+    def _installed(self, target: str) -> str | None:
+        """The file behind an include of a header as it is installed."""
+        folder, _, base = target.rpartition("/")
+        folders = self._installed_folders.get(folder)
+        return self._index.installed(base, _TEMPLATE_ENDINGS, folders) if folders else None
+
     @functools.cached_property
-    def _installed(self) -> dict[str, str]:
-        """The files behind includes of headers as they are installed."""
-        lacking = {
+    def _installed_folders(self) -> dict[str, Counter[str]]:
+        targets = (
             include_target(argument)
             for name, arguments in self.arguments.items()
             for argument in arguments
             if not self._is_of_kernel(argument) and self._answer(name, argument) is None
-        }
-        return self._index.installed(lacking - build_headers.PUBLIC_HEADERS, _TEMPLATE_ENDINGS)
+        )
+        lacking = (target for target in targets if target not in build_headers.PUBLIC_HEADERS)
+        return self._index.installed_folders(lacking, _TEMPLATE_ENDINGS)
 
     def _answer(self, name: str, argument: str) -> str | None:
         """The file, or the template of it, that an include leads to by its place or the end of its path."""
@@ -119,7 +125,8 @@ class IncludeResolver:
         """True for an include that nothing answers, of a header that only a build can have written."""
         if not self.closed or argument in self._library_includes:
             return False
-        is_written = include_target(argument) in self._defaults.written
+        target = include_target(argument)
+        is_written = target in self._defaults.written or target.rpartition("/")[0] in self._installed_folders
         return is_written or build_headers.is_build_written(argument, self._folders)
 
     @functools.cached_property
