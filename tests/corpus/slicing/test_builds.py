@@ -24,10 +24,10 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "int use(void) { return gray() + pixels() + names() + PICTURE_DEPTH; }\n",
     },
     "attributes that a script finds": {
-        "config.h.in": "#undef LIB_ATTRIBUTE_UNUSED\n#undef LIB_HAVE_ATTRIBUTE_COLD\n",
+        "config.h.in": "#undef LIB_ATTRIBUTE_UNUSED\n#undef LIB_HAVE_ATTRIBUTE_COLD\n#undef USE_OTHER_API\n",
         "configure.ac": "AC_CONFIG_HEADERS([config.h])\n",
         "use.c": '#include "config.h"\n#ifdef LIB_HAVE_ATTRIBUTE_COLD\n#error cold\n#endif\n'
-        "int use(int n LIB_ATTRIBUTE_UNUSED) { return 1; }\n",
+        "#if USE_OTHER_API\n#error other\n#endif\nint use(int n LIB_ATTRIBUTE_UNUSED) { return 1; }\n",
     },
     "a header whose name a build may define": {
         "types.h": "#ifdef LIB_CPU_HEADER\n#include LIB_CPU_HEADER\n#else\n#include \"cpucfg.h\"\n#endif\n"
@@ -138,8 +138,10 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "use.c": '#include "config.h"\nconst char *use(int n UNUSED) { return MAJOR > 3 ? HOME : "a"; }\n',
     },
     "values of Meson's configuration": {
-        "meson.build": "conf.set_quoted('LIB_VERSION', meson.project_version())\nconf.set('LIB_LEVEL', 3)\n",
-        "use.c": '#include "config.h"\nconst char *use(void) { return LIB_LEVEL > 3 ? LIB_VERSION : "a"; }\n',
+        "meson.build": "conf.set_quoted('LIB_VERSION', meson.project_version())\nconf.set('LIB_LEVEL', 3)\n"
+        "if get_option('debug')\n  conf.set('DEBUG', 1)\nendif\n",
+        "use.c": '#include "config.h"\n/* not for DEBUG */\n#ifdef DEBUG\n#error debug\n#endif\n'
+        'const char *use(void) { return LIB_LEVEL > 3 ? LIB_VERSION : "a"; }\n',
     },
     "an option that a function needs that has macros of its own": {
         "mark.h": "#if LIB_ALLOCA\n#define LIB_MARK int mark\n#endif\n#if LIB_REENTRANT\n"

@@ -89,9 +89,9 @@ _NUMBER_MACRO = re.compile(rb"-D([A-Z_][A-Z0-9_]+)=(\d+)\b")
 _SHELL_MACRO = re.compile(rb"(?m)^[ \t]*(?:add|config|set)_def(?:ine)?[ \t]+([A-Z_]\w+)[ \t]+(.*)$")
 # `CURSES_HEADER='<ncurses.h>'`, for `#include CURSES_HEADER`.
 _HEADER_MACRO = re.compile(rb"\b([A-Z_][A-Z0-9_]+)=[\"' \\]{0,4}(<[\w./]+\.h>)")
-# Of Meson's configuration_data: `conf.set_quoted('NAME', text)`, `conf.set('NAME', 1)`.
+# Of Meson's configuration_data: `conf.set_quoted('NAME', text)`; `conf.set('NAME', 1)`, in no branch.
 _MESON_TEXT = re.compile(rb"\.set_quoted\s*\(\s*'(\w+)'")
-_MESON_NUMBER = re.compile(rb"\.set\s*\(\s*'(\w+)'\s*,\s*'?(\d+)'?\s*\)")
+_MESON_NUMBER = re.compile(rb"(?m)^\w+\.set\s*\(\s*'(\w+)'\s*,\s*'?(\d+)'?\s*\)")
 # `-include $(top_builddir)/config.h`: read before each source file.
 _FORCED_INCLUDE = re.compile(r"(?m)^[^#\n]*\s-include\s+(?:[^\s/]*/)*([\w-]+\.h)\b")
 # What a script adds to its template, where conditions decide on it.
@@ -301,7 +301,7 @@ def configured(template: bytes, values: Mapping[bytes, bytes] | None = None) -> 
         value = (values or {}).get(match.group(2)) or configured_value(match.group(2))
         if match.group(2) in of_system:
             value = b"1"
-        if value is None and b"HAVE" not in match.group(2) and ATTRIBUTE.search(match.group(2)):
+        if value is None and not is_switch(match.group(2)) and ATTRIBUTE.search(match.group(2)):
             return b"#define " + match.group(2)
         if value is None and match.group(2).startswith(_STRINGS) and match.group(1) != b"cmakedefine01":
             value = b'"0"'

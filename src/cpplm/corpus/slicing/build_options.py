@@ -61,7 +61,7 @@ def _options_of_stubs(expansion: Expansion) -> set[bytes]:
         for number, item in enumerate(visit.file.items):
             conditions = conditions_in(item.stack)
             if not conditions:
-                own |= {item.function_name} if visit.own else set()
+                own |= {item.function_name} - {b""} if visit.own else set()
             elif conditions[-1].lines[1:] == (b"#else",) and visit.live.get(number, True) is not False:
                 stubs |= dict.fromkeys(_stubs(item), _wanted(conditions[-1].lines[0]))
     return set[bytes]().union(*(stubs[name] for name in stubs.keys() & own))
@@ -69,8 +69,10 @@ def _options_of_stubs(expansion: Expansion) -> set[bytes]:
 
 def _stubs(item: Item) -> set[bytes]:
     """The functions that an item is instead of: what a macro or a `static inline` function is named."""
-    is_stub = item.kind == ItemKind.MACRO or (item.function_name and b"static" in item.text)
-    return {*item.names, item.function_name} - {b""} if is_stub else set()
+    macros = {directive.macro for directive in item.directives if directive.keyword == b"define"}
+    return (
+        macros if item.kind == ItemKind.MACRO else {item.function_name} if b"static" in item.text else set()
+    )
 
 
 def _options_of_members(expansion: Expansion) -> set[bytes]:
