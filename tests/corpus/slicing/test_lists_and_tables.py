@@ -213,14 +213,14 @@ def test_of_structures_that_are_only_pointed_to_no_members_are_borrowed(tmp_path
     assert compile_errors(document.text, language="c") == ""
 
 
-def test_a_structure_that_a_macro_leads_to_keeps_its_members(tmp_path):
+@pytest.mark.parametrize(("member", "used"), [("int id;", "id"), ("int (*id)(void);", "id()")])
+def test_a_structure_that_a_macro_leads_to_keeps_its_members(tmp_path, member, used):
     padding = "".join(f"  long long operation_{n};\n" for n in range(40))
     files = {
-        "all.h": "typedef struct link link;\nstruct link { int id; };\n"
-        "struct header { link *header_link; };\n"
+        "all.h": f"struct link {{ {member} }};\nstruct header {{ struct link *header_link; }};\n"
         "struct operation {\n  struct header *header;\n#define operation_link header->header_link\n"
         f"{padding}}};\n",
-        "use.c": '#include "all.h"\nint use(struct operation *o) { return o->operation_link->id; }\n',
+        "use.c": f'#include "all.h"\nint use(struct operation *o) {{ return o->operation_link->{used}; }}\n',
     }
     document = one_document(tmp_path, files, of="use.c", budget=600)
     assert "operation_39" not in document.text

@@ -21,6 +21,7 @@ _DECLARED = re.compile(
     rb"((?<!\w)\w++|(?<=[\w>*&)\]])>|\.\.\.)(?:\s++[*&]*+|[*&]++\s*+)"
     rb"(\w++)(?=\s*+(?:[=;,)\[{]|:(?!:)))(?!\s*+==)"
 )
+_FUNCTION_POINTER = re.compile(rb"\(\s*+\*\s*+(\w++)\s*+\)\s*+\(")
 _CALLED = re.compile(rb"(?<!\w)(\w++)\s*+\(")
 _QUALIFIED = re.compile(rb"(?:::|->|\.)\s*(\w+)")
 _TEMPLATE_PARAMETER = re.compile(rb"\b(?:typename|class)(?:\s*\.\.\.\s*|\s+)(\w+)\s*(?=[,>=])")
@@ -65,7 +66,10 @@ def _hiding_names(text: bytes, is_class: bool) -> frozenset[bytes]:
         members, _ = members_and_bodies(text)
         parts = (part.partition(b"=")[0] for part in MEMBER_END.split(members))  # `T& t = make();` calls it
         first_calls = map(_CALLED.search, parts)
-        return frozenset(_declared(members) | {call.group(1) for call in first_calls if call} - qualified)
+        pointers = set(_FUNCTION_POINTER.findall(members))
+        return frozenset(
+            _declared(members) | pointers | {call.group(1) for call in first_calls if call} - qualified
+        )
     return frozenset(_declared(text) - set(_CALLED.findall(text)) - qualified)
 
 
