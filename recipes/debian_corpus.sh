@@ -106,8 +106,8 @@ libice-dev libsm-dev libxt-dev libxi-dev libxmu-dev libxpm-dev libxaw7-dev libxk
 libgtk-3-dev libpango1.0-dev libgdk-pixbuf-2.0-dev libatk1.0-dev libharfbuzz-dev qtbase5-dev"
 # The folders of them that pkg-config would name.
 HEADER_FOLDERS="include include/*-linux-gnu include/AL include/SDL2 include/cairo include/dbus-1.0 include/eigen3 include/freetype2
-include/glib-2.0 include/libxml2 include/lua5.4 include/postgresql include/utf8cpp lib/*-linux-gnu/dbus-1.0/include
-lib/*-linux-gnu/glib-2.0/include include/python3.11
+include/glib-2.0 include/libxml2 include/lua5.4 include/postgresql include/utf8cpp lib/*-linux-gnu/*-[0-9].*/include
+include/python3.11
 include/gtk-3.0 include/pango-1.0 include/gdk-pixbuf-2.0 include/atk-1.0 include/harfbuzz include/*-linux-gnu/qt5
 include/*-linux-gnu/qt5/QtCore include/*-linux-gnu/qt5/QtGui include/*-linux-gnu/qt5/QtWidgets
 include/*-linux-gnu/qt5/QtNetwork include/*-linux-gnu/qt5/QtTest include/*-linux-gnu/qt5/QtXml"

@@ -59,12 +59,16 @@ def _options_of_stubs(expansion: Expansion) -> set[bytes]:
     stubs: dict[bytes, Set[bytes]] = {}
     for visit in expansion.visits:
         for number, item in enumerate(visit.file.items):
-            conditions = conditions_in(item.stack)
-            if not conditions:
-                own |= {item.function_name} - {b""} if visit.own else set()
-            elif conditions[-1].lines[1:] == (b"#else",) and visit.live.get(number, True) is not False:
+            conditions = conditions_in(item.stack) if item.stack else ()
+            if not conditions and visit.own:
+                own.add(item.function_name)
+            elif (
+                conditions
+                and conditions[-1].lines[1:] == (b"#else",)
+                and visit.live.get(number, True) is not False
+            ):
                 stubs |= dict.fromkeys(_stubs(item), _wanted(conditions[-1].lines[0]))
-    return set[bytes]().union(*(stubs[name] for name in stubs.keys() & own))
+    return set[bytes]().union(*(stubs[name] for name in stubs.keys() & own - {b""}))
 
 
 def _stubs(item: Item) -> set[bytes]:

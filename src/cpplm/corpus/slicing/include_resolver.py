@@ -45,10 +45,17 @@ class IncludeResolver:
         self._index = IncludeIndex(files)
         self._folders = build_headers.include_folders(files)
         self._is_kernel = any(name.endswith("linux/init.h") for name in files)
+        self._resolved: dict[tuple[str, str], str | None] = {}
         self._answers: dict[tuple[str, str], str | None] = {}
 
     def resolve(self, name: str, argument: str) -> str | None:
         """The file of the project that an include (`"a.h"`, `<b/c.h>`) in the file `name` leads to."""
+        key = (name, argument)
+        if key not in self._resolved:
+            self._resolved[key] = self._resolve(name, argument)
+        return self._resolved[key]
+
+    def _resolve(self, name: str, argument: str) -> str | None:
         if not self.closed or self._is_of_kernel(argument):
             return None
         found = self._answer(name, argument) or self._installed(include_target(argument))

@@ -155,7 +155,8 @@ class NameLookup:
         elif item.kind == ItemKind.TYPE and b"friend" in item.text:
             mentions = mentions - befriended(item.text)
         mentions = mentions - template_parameters(self.expansion.item(place).text)
-        mentions |= scope_macros(self.expansion.visits[place[0]].frames)  # around what includes its file
+        if frames := self.expansion.visits[place[0]].frames:  # around what includes its file
+            mentions = mentions | scope_macros(frames)
         hidden = self._hidden_at(place)
         rank = self.rank(place, item)
         found: list[Candidates] = []
