@@ -87,6 +87,14 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "use.c": '#include "config.h"\n#include <stdlib.h>\n#ifndef HAVE_SIZE_T\ntypedef int size_t;\n'
         "#endif\nsize_t use(void) { return 1; }\n",
     },
+    "a header in either of two branches, and one in it that asks for the guard of another": {
+        "types.h": "#ifndef TYPES_H\n#define TYPES_H\ntypedef int lib_int;\n#endif\n",
+        "lib.h": '#ifndef LIB_H\n#define LIB_H\n#ifndef TYPES_H\n#include "types.h"\n#endif\n'
+        "lib_int lib(void);\n#endif\n",
+        "all.h": '#ifdef LIB_INSIDE\n#define LIB_LEVEL 1\n#include "lib.h"\n#else\n#define LIB_LEVEL 2\n'
+        '#include "lib.h"\n#endif\n',
+        "use.c": '#include "all.h"\nlib_int use(void) { return lib() + LIB_LEVEL; }\n',
+    },
     "unsigned types that a script finds": {
         "lib.h.in": "typedef @int_value@ lib_int32_t;\n__extension__ typedef unsigned @int_value@ "
         "lib_uint32_t;\n",

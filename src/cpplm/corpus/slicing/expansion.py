@@ -214,6 +214,8 @@ class Expander:
         states = [self._state, self._likely] if likely else [self._state]
         for state in states if guard else ():
             state.macros[guard] = parse_define(guard)[1]
+        if guard and any(isinstance(frame, Condition) for frame in frames):  # it may not be read here
+            self._state.macros[guard] = UNKNOWN
         self._seen[name] += 1
         self._read[name].append({f for f in frames if isinstance(f, Condition)} if not likely else set())
         visit = Visit(file, name in expansion.own and file.number not in expansion.by_file, frames)
