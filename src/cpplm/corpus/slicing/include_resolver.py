@@ -46,7 +46,6 @@ class IncludeResolver:
         self._folders = build_headers.include_folders(files)
         self._is_kernel = any(name.endswith("linux/init.h") for name in files)
         self._resolved: dict[tuple[str, str], str | None] = {}
-        self._answers: dict[tuple[str, str], str | None] = {}
 
     def resolve(self, name: str, argument: str) -> str | None:
         """The file of the project that an include (`"a.h"`, `<b/c.h>`) in the file `name` leads to."""
@@ -94,12 +93,6 @@ class IncludeResolver:
 
     def _answer(self, name: str, argument: str) -> str | None:
         """The file, or the template of it, that an include leads to by its place or the end of its path."""
-        key = (name, argument)
-        if key not in self._answers:
-            self._answers[key] = self._find(name, argument)
-        return self._answers[key]
-
-    def _find(self, name: str, argument: str) -> str | None:
         target = include_target(argument)
         templates = [target + ending for ending in TEMPLATE_ENDINGS]
         if target not in build_headers.PUBLIC_HEADERS:  # of gnulib; its `math.in.h` precedes the system's
