@@ -146,7 +146,7 @@ mail='-DMAIL=\\\"ann@corp.com\\\"'; root="-DROOT=\\\\\\\"$PWD\\\\\\\""
 printf %s "[{\"command\": \"cc $mail $root\"}]" >compile_commands.json
 """
     files = {
-        ".gitignore": "hidden.h\n", "hidden.h": "#define HIDDEN 1\n",
+        ".git/HEAD": "", ".gitignore": "hidden.h\n", "hidden.h": "#define HIDDEN 1\n",
         "gpl.h": "// SPDX-License-Identifier: GPL-3.0-only\nstruct Gpl { int a; };\n",
         "src/c.c": '#include "renamed.h"\n#include "linked.h"\nint c = HIDDEN + sizeof(struct Gpl);\n'
         "const char *mail = MAIL, *root = ROOT;\n",

@@ -58,6 +58,7 @@ def test_folders_of_similar_names_are_kept(tmp_path, name):
 def test_of_what_git_ignores_only_generated_headers_are_read(tmp_path):
     generated = "/* config.h.  Generated from config.h.in by configure.  */\n#define LEVEL 7\n"
     files = {
+        ".git/HEAD": "",
         ".gitignore": "config.h\nsecrets.h\nown.cc\n",
         "config.h": generated,
         "secrets.h": '#define KEY "x"\n',
@@ -70,3 +71,10 @@ def test_of_what_git_ignores_only_generated_headers_are_read(tmp_path):
         ("config.h", False, True),
     ]
     assert skips.to_dict()[IGNORED]["files"] == 3
+
+
+def test_of_an_unpacked_archive_nothing_is_ignored(tmp_path):
+    files = {".gitignore": "gl/\n*.gen.h\n", "gl/own.c": "int own;\n", "a.gen.h": "int a;\n"}
+    found, skips = find_files(Project("p", (write_files(tmp_path, files),)))
+    assert [file.name for file in found] == ["a.gen.h", "gl/own.c"]
+    assert skips.to_dict() == {}

@@ -18,10 +18,11 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "old/gray.h": "#error old\n",
         "names.h": "int names(void);\n",
         "picture_config.in.h": "#define PICTURE_DEPTH 1\n",
+        "stdint.in.h": "#define int32_t @NEXT_STDINT_H@\n",
         "use.c": '#include "picture/gray.h"\n#include "picture/pixels.h"\n#include <picture/names.h>\n'
-        "#include <picture/written.h>\n"
+        "#include <picture/written.h>\n#include <picture/stdint.h>\n"
         '#include "picture/picture_config.h"\n'
-        "int use(void) { return gray() + pixels() + names() + PICTURE_DEPTH; }\n",
+        "int32_t use(void) { return gray() + pixels() + names() + PICTURE_DEPTH; }\n",
     },
     "attributes that a script finds": {
         "config.h.in": "#undef LIB_ATTRIBUTE_UNUSED\n#undef LIB_HAVE_ATTRIBUTE_COLD\n#undef USE_OTHER_API\n",
@@ -81,6 +82,7 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "use.c": '#include "config.h"\n#include "link.h"\nlink use(void) { return 1; }\n',
     },
     "a template that git ignores": {
+        ".git/HEAD": "",
         ".gitignore": "config.h\nconfig.h.in\n",
         "config.h.in": "/* Generated from configure.ac by autoheader.  */\n#undef HAVE_SIZE_T\n",
         "configure.ac": "AC_CONFIG_HEADERS([config.h])\n",

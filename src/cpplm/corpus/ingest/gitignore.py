@@ -80,9 +80,14 @@ def is_ignored(files: Sequence[GitIgnore], path: Path, *, is_dir: bool) -> bool:
     return next((decision for decision in decisions if decision is not None), False)
 
 
-def gitignores_above(root: Path) -> tuple[GitIgnore, ...]:
-    """The files above a folder in its repository; none where these ignore the folder itself."""
-    repository = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), root)
+def gitignores_above(root: Path) -> tuple[GitIgnore, ...] | None:
+    """The files above a folder in its repository; none where these ignore the folder itself.
+
+    None where there is no repository, as in an unpacked archive: what was put into that is part of it.
+    """
+    repository = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), None)
+    if repository is None:
+        return None
     files: list[GitIgnore] = []
     for folder in reversed(root.parents[: len(root.parts) - len(repository.parts)]):
         file = GitIgnore.read(folder)

@@ -53,14 +53,14 @@ def walk(
 
     Args:
         root: a folder, which is read however it is called and whatever lies in it.
-        skips: counts wanted files in build folders, those that `.gitignore` files of the folder and of the
-            repository around it leave out, and folders that cannot be read.
+        skips: counts wanted files in build folders, in a repository those that its `.gitignore` files
+            leave out, and folders that cannot be read.
         is_wanted: judges a path by its name.
         keep_ignored: leave out none of these.
         built: gets the headers in build folders and those that are ignored one by one, with that reason.
     """
     built = {} if built is None else built
-    above = {root: () if keep_ignored else gitignores_above(root)}
+    above = {root: None if keep_ignored else gitignores_above(root)}
     for name, inside, names in os.walk(
         root, onerror=lambda e: skips.add("unreadable folder", str(e.filename))
     ):
@@ -76,7 +76,7 @@ def walk(
         if not keep_ignored:
             if ".git" in (*inside, *names):  # another repository: what is above ends here
                 ignores = ()
-            if GITIGNORE in names and (file := GitIgnore.read(folder)):
+            if ignores is not None and GITIGNORE in names and (file := GitIgnore.read(folder)):
                 ignores = (*ignores, file)
         inside[:] = sorted(
             each
@@ -87,7 +87,7 @@ def walk(
         for path in (folder / each for each in sorted(names) if not each.startswith(".")):
             if not is_wanted(path):
                 continue
-            if is_ignored(ignores, path, is_dir=False):
+            if is_ignored(ignores or (), path, is_dir=False):
                 skips.add(IGNORED, relative_name(path, root), path.lstat().st_size)
                 built |= {path: IGNORED} if _is_written(path.relative_to(root)) else {}
             else:
@@ -99,7 +99,7 @@ def relative_name(path: Path, root: Path) -> str:
     return os.fsencode(path.relative_to(root).as_posix()).decode("utf-8", "replace")
 
 
-def _reason(folder: Path, inside: list[str], names: list[str], ignores: tuple[GitIgnore, ...]) -> str:
+def _reason(folder: Path, inside: list[str], names: list[str], ignores: tuple[GitIgnore, ...] | None) -> str:
     """Why all that is in a folder is left out; "" when it is not."""
     entries = {*inside, *names}
     if (
@@ -110,7 +110,7 @@ def _reason(folder: Path, inside: list[str], names: list[str], ignores: tuple[Gi
         or (folder.name.startswith("bazel-") and any((folder.parent / f).is_file() for f in _BAZEL_FILES))
     ):
         return BUILD_FOLDER
-    return IGNORED if is_ignored(ignores, folder, is_dir=True) else ""
+    return IGNORED if is_ignored(ignores or (), folder, is_dir=True) else ""
 
 
 def _is_written(path: Path) -> bool:

@@ -78,7 +78,9 @@ class IncludeResolver:
         """The file behind an include of a header as it is installed."""
         folder, _, base = target.rpartition("/")
         folders = self._installed_folders.get(folder)
-        return self._index.installed(base, _TEMPLATE_ENDINGS, folders) if folders else None
+        # Gnulib's `math.in.h` precedes the system's.
+        endings = _TEMPLATE_ENDINGS[base in build_headers.PUBLIC_HEADERS :]
+        return self._index.installed(base, endings, folders) if folders else None
 
     @functools.cached_property
     def _installed_folders(self) -> dict[str, Counter[str]]:
