@@ -37,6 +37,8 @@ def items(source: str):
         ("typedef int (*callback)(int);", "ALIAS", ["callback"]),
         ("int a = 1, *b;", "VARIABLE", ["a", "b"]),
         ("int C::count = 0;", "VARIABLE", []),
+        ("extern LIB_DECL lib_type a;", "VARIABLE", ["a"]),
+        ("LIB_DECL extern struct lib a[2];", "VARIABLE", ["a"]),
         ("void f(int a = 1);", "PROTOTYPE", ["f"]),
         ("LIB_BEGIN_CDECL\n\ntypedef struct a *B;\nLIB_END_CDECL", "ALIAS", ["a", "B"]),
         ("_XFUNCPROTOBEGIN\nextern int a;\n_XFUNCPROTOEND", "VARIABLE", ["a"]),
@@ -66,6 +68,15 @@ def test_a_call_with_an_operator_declares_what_its_macro_pastes():
     (call,) = read_items(b"CHECK(LE, <=)\n", table).items
     assert call.kind == ItemKind.CALL
     assert b"check_LE" in call.names
+
+
+def test_a_macro_for_the_type_below_an_enumeration():
+    table = MacroTable.from_bodies({b"LIB_BASE": {b"(", b"(: \x03"}})
+    level, function = read_items(
+        b"enum level LIB_BASE(unsigned char) { low, high };\nenum level LIB_BASE(void) { return low; }\n", table
+    ).items
+    assert (level.kind, level.names) == (ItemKind.TYPE, (b"level", b"low", b"high"))
+    assert (function.kind, function.names) == (ItemKind.FUNCTION, (b"LIB_BASE",))
 
 
 def test_macros_of_glib():

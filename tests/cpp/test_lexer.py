@@ -52,4 +52,7 @@ def test_include_guard_forms():
     assert lex(b"#pragma once\n#if !defined(A_H)\n#define A_H\nint a;\n#endif\n").guard == b"A_H"
     assert lex(b"#ifndef A_H\n#define A_H\n#endif\nint outside;\n").guard == b""
     assert lex(b"#ifndef A_H\n#define B_H\nint a;\n#endif\n").guard == b""
+    assert lex(b"#ifndef A\n#define A 1\n#endif\n#ifdef B\n#undef B\n#endif\n").guard == b""
+    assert lex(b"#define B\n#ifndef A\n#define A 1\n#endif\n").guard == b""
+    assert lex(b"#define B\n#ifndef A_H\n#define A_H\nint a;\n#endif\n").guard == b"A_H"
     assert lex(b"#ifndef A_H\n#define A_H\nint a;\n#else\nint b;\n#endif\n").guard == b""

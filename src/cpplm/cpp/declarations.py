@@ -26,6 +26,8 @@ _CLASS_HEAD = re.compile(rb"(?:^|[>\s])(?:class|struct|union|enum)\b[^()=;]*\{")
 _CONVERSION = re.compile(rb"(?:.*::)?\s*(\w*)(?:<.*>)?::\s*operator\s+[^()]*\(\s*\)", re.DOTALL)
 # `T *UNKNOWN_MACRO f(int);` is read as a product.
 _MARKED_POINTER = re.compile(rb"\s*(?:\w+\s+)*\w+\s*\*\s*\w+\s+\w+\s*\([^{};=]*\)\s*;\s*\Z")
+# `LIB_API extern lib_type name[8];`, with a macro of another project.
+_LAST_WORD = re.compile(rb"[\w\s*&]++(?=[;=\[])")
 _INSTANTIATION = re.compile(rb"\s*(?:extern\s+)?template\s+(?!\s*<)")
 # `typedef status (CALL *callback)(int);`
 _CALLBACK = re.compile(rb"\btypedef\b[^(){};]*+\(\s*+(?:\w++\s++)++\*\s*+(\w++)\s*+\)\s*+\(")
@@ -282,7 +284,8 @@ def _declaration(item: Item, node: tree_sitter.Node, code: bytes) -> None:
         item.function_name = b""
         return
     item.kind = ItemKind.VARIABLE
-    item.names = _declared_names(node)
+    named = _LAST_WORD.match(code) if node.has_error else None
+    item.names = tuple(IDENTIFIER.findall(named.group())[-1:]) if named else _declared_names(node)
 
 
 def _is_function_declarator(node: tree_sitter.Node | None) -> bool:

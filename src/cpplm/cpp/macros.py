@@ -69,6 +69,8 @@ _BEHIND = re.compile(
     rb"(?<=\))(?:\s*+\b[A-Z_][A-Z0-9_]++(?:[ \t]*+\((?:[^();]++|\([^();]*+\))*+\))?){1,4}+(?=\s*+;)"
 )
 _HEAD = re.compile(rb"(\w+)\s*+\([^();]*+\)\Z")
+_ENUM_HEAD = re.compile(rb"\benum\s+(?:class\s+)?\w+\s+\Z")
+_ENUMERATORS = re.compile(rb"\s*+\{[^;{}]*+\}")
 _NAME_OR_CALL = re.compile(rb"([A-Za-z_]\w*)(\s*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))?")
 _WITH_ARGUMENTS = ("blank_call", "blank_either", "open", "close")
 # GObject's: `G_DEFINE_TYPE(LibItem, lib_item, G_TYPE_OBJECT)` needs LibItemClass and declares lib_item_init.
@@ -261,6 +263,8 @@ def mask(lexed: LexedSource, table: MacroTable) -> tuple[bytes, bytes]:
 def declares_function(text: bytes, start: int, end: int, after: int) -> bool:
     """True for a function that a macro of its name replaces in other builds: `void trace(int level)`."""
     is_typed = _TYPE_END.search(text, max(start - 64, 0), start) is not None
+    if is_typed and _ENUMERATORS.match(text, after) and _ENUM_HEAD.search(text, max(start - 64, 0), start):
+        return False  # `enum level LIB_UNDERLYING_TYPE(unsigned char) { low, high };`
     return is_typed and _PARAMETERS.search(text[end:after].strip()[1:-1]) is not None
 
 

@@ -81,6 +81,11 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "link.h": "#if LINK_SIZE == 2\ntypedef short link;\n#else\n#error LINK_SIZE must be 2\n#endif\n",
         "use.c": '#include "config.h"\n#include "link.h"\nlink use(void) { return 1; }\n',
     },
+    "an option that a structure has a member for": {
+        "lib.h": "#ifdef LIB_USE_SIMD\ntypedef simd_of_library lib_simd;\n#endif\nstruct Lib {\n    int n;\n"
+        "#ifdef LIB_USE_SIMD\n    lib_simd all;\n#endif\n};\n",
+        "use.c": '#include "lib.h"\nint use(struct Lib *lib) { return lib->n; }\n',
+    },
     "a template that git ignores": {
         ".git/HEAD": "",
         ".gitignore": "config.h\nconfig.h.in\n",

@@ -149,7 +149,12 @@ class ProjectIndex:
             }
             events = [position for position in events if position not in external]
             unconditional = [item for item in items if not conditions_in(item.stack)]
-            mentioned = frozenset[bytes]().union(*(item.mentions for item in unconditional))
+            mentioned = frozenset[bytes]().union(
+                *(
+                    item.mentions & names_in(_outside_groups(item)) if item.directives[1:] else item.mentions
+                    for item in unconditional
+                )
+            )
             members = (
                 _MEMBER.findall(_outside_groups(item)) for item in unconditional if item.kind == ItemKind.TYPE
             )
