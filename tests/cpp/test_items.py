@@ -72,9 +72,8 @@ def test_a_call_with_an_operator_declares_what_its_macro_pastes():
 
 def test_a_macro_for_the_type_below_an_enumeration():
     table = MacroTable.from_bodies({b"LIB_BASE": {b"(", b"(: \x03"}})
-    level, function = read_items(
-        b"enum level LIB_BASE(unsigned char) { low, high };\nenum level LIB_BASE(void) { return low; }\n", table
-    ).items
+    source = b"enum level LIB_BASE(unsigned char) { low, high };\nenum level LIB_BASE(void) { return low; }\n"
+    level, function = read_items(source, table).items
     assert (level.kind, level.names) == (ItemKind.TYPE, (b"level", b"low", b"high"))
     assert (function.kind, function.names) == (ItemKind.FUNCTION, (b"LIB_BASE",))
 

@@ -77,9 +77,11 @@ _PROJECTS: dict[str, dict[str, str]] = {
     },
     "a number that a script has by default": {
         "configure.ac": "AC_CONFIG_HEADERS([config.h])\nAC_ARG_WITH([link-size], [], [], with_link_size=2)\n"
-        "AC_DEFINE_UNQUOTED([LINK_SIZE], [$with_link_size], [bytes of a link])\n",
-        "link.h": "#if LINK_SIZE == 2\ntypedef short link;\n#else\n#error LINK_SIZE must be 2\n#endif\n",
-        "use.c": '#include "config.h"\n#include "link.h"\nlink use(void) { return 1; }\n',
+        "AC_DEFINE_UNQUOTED([LINK_SIZE], [$with_link_size], [bytes of a link])\n"
+        "AC_DEFINE_UNQUOTED([WIDE_TYPE], [$wide], [type of a wide link])\n",
+        "link.h": "#if LINK_SIZE == 2\ntypedef short link;\n#else\n#error LINK_SIZE must be 2\n#endif\n"
+        "#ifdef WIDE_TYPE\ntypedef WIDE_TYPE wide;\n#else\ntypedef long wide;\n#endif\n",
+        "use.c": '#include "config.h"\n#include "link.h"\nlink use(wide n) { return 1; }\n',
     },
     "an option that a structure has a member for": {
         "lib.h": "#ifdef LIB_USE_SIMD\ntypedef simd_of_library lib_simd;\n#endif\nstruct Lib {\n    int n;\n"

@@ -111,6 +111,7 @@ def test_placeholders_of_a_configuration():
         b"\ntypedef __INT8_TYPE__ a_int8_t;\ntypedef __UINT16_TYPE__ a_uint16_t;\ntypedef long a_count;\n"
     )
     assert configured(template) == expected
+    assert configured(b"namespace @A_NAMESPACE@ {") == b"namespace A_NAMESPACE {"
 
 
 def test_options_that_cmake_sets_by_default_are_defined(tmp_path):

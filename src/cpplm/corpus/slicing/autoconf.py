@@ -76,6 +76,8 @@ def defined_by_checks(script: bytes) -> dict[bytes, bytes]:
     for name, value, _ in _definitions(COMMENT.sub(b"", script)) if _GNU not in script else ():
         is_attribute = value.startswith(b"__attribute__")
         if name.isupper() and (computed := _COMPUTED.match(value)):
+            if name.endswith(b"_TYPE"):  # a number is none
+                continue
             number = numbers.get(value.strip(b"${}"), b"0")
             text = b'""' if computed.group(1) else b"" if ATTRIBUTE.search(name) else number
             values.setdefault(name, text)
