@@ -2,6 +2,9 @@
 
 import pytest
 
+from cpplm.corpus.slicing.tables import table_pieces
+from cpplm.cpp.items import read_items
+from cpplm.cpp.macros import MacroTable
 from tests.corpus.cpp import assert_compiles, compile_errors, in_order, needs_gxx, one_document
 
 pytestmark = needs_gxx
@@ -308,3 +311,24 @@ def test_a_piece_of_the_header_that_all_include_first_stands_there_once(tmp_path
     text = one_document(tmp_path, files, of="piece.h").text
     assert text.count("static word turn") == 1
     assert compile_errors(text, language="c") == ""
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("static const int squares[] = {", "};"),
+        ("static const struct { int r, c; } backward[][2] = {", "};"),
+        ("typedef enum level {", "} level;"),
+        ("struct Holder { struct { int r; } rows[9] = {", "}; int n; };"),
+    ],
+)
+def test_pieces_of_a_table_have_each_row_once(before, after):
+    rows = "\n" + "".join(f"    row_{n},\n" for n in range(9))
+    (item,) = read_items(f"{before}{rows}{after}\n".encode(), MacroTable()).items
+    pieces = [piece.text.decode() for piece in table_pieces(item, 3)]
+    if "Holder" in before:
+        assert not pieces
+        return
+    assert all(piece.startswith(before) and piece.endswith(after) for piece in pieces)
+    assert "".join(piece[len(before) : -len(after)] for piece in pieces) == rows
+    assert len(pieces) == 3

@@ -8,7 +8,9 @@ from dataclasses import replace
 from cpplm.cpp.items import Item, ItemKind, mentioned_in
 from cpplm.cpp.lexer import lex
 
-_ENUM = re.compile(rb"\benum\b[^{}();=]*\Z")
+# What stands before the rows, from the first bracket on: `static const struct { int a, b; } pairs[] = {`
+_LIST = re.compile(rb"(?:[^{}]*+\{[^{}]*+\})?[^{}]*=\s*+\{")
+_ENUM = re.compile(rb"[^{}();=]*\benum\b[^{}();=]*+\{")
 _STEP = re.compile(rb"[{}()\[\],]")
 
 
@@ -16,15 +18,16 @@ def table_pieces(item: Item, count: int) -> list[Item]:
     """About so many items, each with some of the rows between the outermost braces; none for other items."""
     lexed = lex(item.text)
     code = lexed.names
-    start, end = code.find(b"{") + 1, code.rfind(b"}")
-    before = code[: start - 1].rstrip()
-    is_list = before.endswith(b"=") if item.kind == ItemKind.VARIABLE else _ENUM.search(before) is not None
-    if not (0 < start < end and is_list) or lexed.directives:
+    before = _LIST.match(code) or _ENUM.match(code)
+    if before is None or lexed.directives:
         return []
+    start, end = before.end(), code.rfind(b"}")
     ends: list[int] = []
     depth = 0
     for match in _STEP.finditer(code, start, end):
         depth += (match.group() in b"{([") - (match.group() in b"})]")
+        if depth < 0:  # the rows end before
+            return []
         if (
             match.group() == b","
             and not depth
