@@ -213,7 +213,8 @@ class Closure:
     def _take(self, place: Place, detail: Detail, short: Item | None = None) -> Item:
         item = self.expansion.item(place)
         if short is None:
-            if detail >= Detail.SKELETON and item.kind == ItemKind.TYPE:
+            is_group = detail == Detail.BARE and item.kind == ItemKind.MACRO and len(item.directives) > 1
+            if is_group or (detail >= Detail.SKELETON and item.kind == ItemKind.TYPE):
                 short, gone = self.shortener.skeleton(item, self._called, bare=detail == Detail.BARE)
                 if place not in self._skeletons:  # else fewer are gone than before
                     self._skeletons.add(place)

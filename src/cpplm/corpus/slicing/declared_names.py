@@ -21,9 +21,8 @@ _NAMED_BY_MACRO = re.compile(rb"\b(\w+)\s*\(\s*(\w+)\s*\)\s*\(")  # `int API(nam
 _STRING = re.compile(rb'"(?:[^"\\\n]|\\.)*"')
 _BEHIND_CALL = re.compile(rb"\)\s*(\w+)\s*;?\s*\Z")  # `typedef ARRAY (3) Name;`
 # For the parser these are types of the language.
-_OF_OLD_C = re.compile(
-    rb"[\s}](bool|u?int(?:8|16|32|64|ptr)_t|s?size_t|ptrdiff_t|char(?:8|16|32)_t)\s*;\s*\Z"
-)
+_STANDARD_TYPE = rb"(bool|u?int(?:8|16|32|64|ptr)_t|s?size_t|ptrdiff_t|char(?:8|16|32)_t)"
+_OF_OLD_C = re.compile(rb"[\s}]" + _STANDARD_TYPE + rb"\s*;\s*\Z")
 _UNQUALIFIED = re.compile(rb"(?<!::)(?<!\w)[A-Za-z_]\w*(?!\w)(?!\s*::)")
 _QUALIFIED = re.compile(rb"\b(\w+)\s*::\s*(\w+)")
 _SPECIALIZATION = re.compile(
@@ -63,7 +62,7 @@ def declared_names(item: Item, macros: MacroTable, types: Set[bytes]) -> set[byt
             # `METHOD(Class::name(int n)) {`, of which the class has a declaration
             return set(IDENTIFIER.findall(name)[-1:]) if b"::" not in name else set()
         names.update(_UNQUALIFIED.findall(inner))
-        names -= _KEYWORDS
+        names -= _KEYWORDS.union(re.findall(rb"\b" + _STANDARD_TYPE + rb"\b", inner))
     if item.kind in (ItemKind.PROTOTYPE, ItemKind.FUNCTION):
         names.update(name for macro, name in _NAMED_BY_MACRO.findall(item.text) if macro in macros.names)
     if item.kind in (ItemKind.TYPE, ItemKind.VARIABLE) and b"enum" in code:

@@ -186,7 +186,27 @@ class NameLookup:
         ]
         if hidden:
             places = [each for each in places if self.expansion.item(each).kind not in HIDDEN_KINDS]
+        if all(self.expansion.item(place).kind == ItemKind.MACRO for place in places):
+            places = self._needed_definitions(places, name)
         return Candidates(name, b"?" + name if hidden else name, places)
+
+    def _needed_definitions(self, places: list[Place], macro: bytes) -> list[Place]:
+        """Of a macro that a file defines which is read again and again, the first, and those behind own `#undef`s."""
+        defining = {place for place in places if self._defines(place, macro)}
+        if len(defining) < 2 or len(set(map(self._key, defining))) > 1:
+            return places
+        needed: list[Place] = []
+        is_defined = False
+        for place in places:
+            is_own = self.expansion.visits[place[0]].own
+            if is_own or (place in defining and not is_defined):
+                needed.append(place)
+                is_defined = place in defining
+        return needed
+
+    def _defines(self, place: Place, macro: bytes) -> bool:
+        directives = self.expansion.item(place).directives
+        return any(each.keyword == b"define" and each.macro == macro for each in directives)
 
     def complete(self, place: Place, item: Item) -> Set[bytes]:
         """The types that an item, as it is written there, is known to need the definition of."""

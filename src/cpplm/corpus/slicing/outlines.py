@@ -128,6 +128,8 @@ def without_spans(text: bytes, spans: Iterable[tuple[int, int]]) -> bytes:
 def outline_of(item: Item, macros: MacroTable, *, bare: bool) -> Outline:
     """The outline of an item of a project with these macros; `bare`: with the least that a compiler needs."""
     text = without_comments(item.text)
+    if bare and item.kind == ItemKind.MACRO:
+        return _of_members(text, tuple(_macros_in(text, ())))
     if _stays_whole(item, text, bare=bare) or not (bare or b"(" in text):
         return Outline(text, names=frozenset(IDENTIFIER.findall(text)))
     if bare and item.kind == ItemKind.TYPE and (outline := _enumeration(item, text, macros)):
@@ -260,6 +262,11 @@ def _enumeration(item: Item, text: bytes, macros: MacroTable) -> Outline | None:
     )
     if not members:
         return None
+    return _of_members(text, members)
+
+
+def _of_members(text: bytes, members: tuple[Member, ...]) -> Outline:
+    """The outline of a text with these members."""
     others = frozenset(IDENTIFIER.findall(without_spans(text, [(each.start, each.end) for each in members])))
     return Outline(text, members, others, frozenset(each.name for each in members))
 
