@@ -360,7 +360,8 @@ def configured_value(name: bytes) -> bytes | None:
         return _ARGUMENT_TYPES[name]
     size = name.find(b"SIZEOF_")
     if size >= 0:
-        return _SIZES.get(name[size + len(b"SIZEOF_") :].rstrip(b"_"))
+        type_ = name[size + len(b"SIZEOF_") :].rstrip(b"_")
+        return _SIZES.get(type_, b"8" if type_.endswith(b"_T") else None)
     have = name[max(name.find(b"HAVE_"), 0) :].replace(b"HAVE_DECL_", b"HAVE_", 1)
     if have in _HAVE_HEADERS | _HAVE_FUNCTIONS or name == b"STDC_HEADERS" or _IS_DEFAULT.search(have):
         return b"1"

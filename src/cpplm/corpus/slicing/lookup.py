@@ -191,7 +191,7 @@ class NameLookup:
         return Candidates(name, b"?" + name if hidden else name, places)
 
     def _needed_definitions(self, places: list[Place], macro: bytes) -> list[Place]:
-        """Of a macro that a file defines which is read again and again, the first, and those behind own `#undef`s."""
+        """Of one definition that is read again and again the first place, and one behind any own `#undef`."""
         defining = {place for place in places if self._defines(place, macro)}
         if len(defining) < 2 or len(set(map(self._key, defining))) > 1:
             return places

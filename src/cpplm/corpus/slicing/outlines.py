@@ -129,9 +129,9 @@ def outline_of(item: Item, macros: MacroTable, *, bare: bool) -> Outline:
     """The outline of an item of a project with these macros; `bare`: with the least that a compiler needs."""
     text = without_comments(item.text)
     if bare and item.kind == ItemKind.MACRO:
-        return _of_members(text, tuple(_macros_in(text, ())))
+        return _of_members(text, tuple(_macros_in(text, ())), macros)
     if _stays_whole(item, text, bare=bare) or not (bare or b"(" in text):
-        return Outline(text, names=frozenset(IDENTIFIER.findall(text)))
+        return _of_members(text, (), macros)
     if bare and item.kind == ItemKind.TYPE and (outline := _enumeration(item, text, macros)):
         return outline
     lexed = lex(text)
@@ -183,8 +183,7 @@ def outline_of(item: Item, macros: MacroTable, *, bare: bool) -> Outline:
     members = (
         sorted([*members, *_macros_in(short, members)]) if bare and item.kind == ItemKind.TYPE else members
     )
-    others = _names(without_spans(short, [(start, end) for start, end, _, _ in members]), macros)
-    return Outline(short, tuple(members), others, frozenset(member.name for member in members))
+    return _of_members(short, tuple(members), macros)
 
 
 def _macros_in(text: bytes, members: Sequence[Member]) -> Iterator[Member]:
@@ -262,12 +261,12 @@ def _enumeration(item: Item, text: bytes, macros: MacroTable) -> Outline | None:
     )
     if not members:
         return None
-    return _of_members(text, members)
+    return _of_members(text, members, macros)
 
 
-def _of_members(text: bytes, members: tuple[Member, ...]) -> Outline:
+def _of_members(text: bytes, members: tuple[Member, ...], macros: MacroTable) -> Outline:
     """The outline of a text with these members."""
-    others = frozenset(IDENTIFIER.findall(without_spans(text, [(each.start, each.end) for each in members])))
+    others = _names(without_spans(text, [(each.start, each.end) for each in members]), macros)
     return Outline(text, members, others, frozenset(each.name for each in members))
 
 

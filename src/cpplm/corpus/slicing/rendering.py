@@ -156,9 +156,10 @@ class _Writer:
         text = b"".join(self.parts)
         index = self.expansion.index
         words = _words(text)
-        values = index.switches.keys() & words
-        values -= set(_ASKED.findall(text)) if values else set()
-        of_build = index.build_macros | {name: index.switches[name] for name in values}
+        of_build = index.switches | index.build_macros
+        optional = {name for name in words & of_build.keys() if index.build_macros.get(name, b"0") == b"0"}
+        optional &= set(_ASKED.findall(text)) if optional else set()  # the text can do without these
+        of_build = {name: value for name, value in of_build.items() if name not in optional}
         names = words.intersection(self.expansion.defined)
         mentioned = of_build.keys() & words
         expanded = _words(_TESTED.sub(b"", text)) if mentioned or names else set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from cpplm.cpp.items import Item, ItemKind, mentioned_in
+from cpplm.cpp.items import Item, mentioned_in
 from cpplm.cpp.lexer import lex
 
 # What stands before the rows, from the first bracket on: `static const struct { int a, b; } pairs[] = {`
