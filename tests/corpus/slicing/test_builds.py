@@ -83,6 +83,13 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "#ifdef WIDE_TYPE\ntypedef WIDE_TYPE wide;\n#else\ntypedef long wide;\n#endif\n",
         "use.c": '#include "config.h"\n#include "link.h"\nlink use(wide n) { return 1; }\n',
     },
+    "a number that code can do without": {
+        "configure.ac": "AC_CONFIG_HEADERS([config.h])\n"
+        'if test "$most"; then\n  AC_DEFINE_UNQUOTED([LIB_MOST], [$most], [regions])\nfi\n',
+        "lib.h": "#ifndef LIB_MOST\n#define LIMIT 8\n#else\n#if LIB_MOST < 8\n#error too few\n#endif\n"
+        "#define LIMIT LIB_MOST\n#endif\n",
+        "use.c": '#include "config.h"\n#include "lib.h"\nint use(void) { return LIMIT; }\n',
+    },
     "an option that a structure has a member for": {
         "lib.h": "#ifdef LIB_USE_SIMD\ntypedef simd_of_library lib_simd;\n#endif\nstruct Lib {\n    int n;\n"
         "#ifdef LIB_USE_SIMD\n    lib_simd all;\n#endif\n};\n",

@@ -96,7 +96,7 @@ def test_a_template_of_a_configuration_is_filled_in(tmp_path):
     ("macro", "value"),
     [
         ("HAVE_DECL_STRCASECMP", "1"), ("EVENT__HAVE_STRUCT_ADDRINFO", "1"), ("FOO_SIZEOF_LONG", "8"),
-        ("HAVE_UINT32_T", "1"), ("HAVE_STRNICMP", None), ("FOO_SIZEOF_BAR", None),
+        ("HAVE_UINT32_T", "1"), ("HAVE_STRNICMP", None), ("FOO_SIZEOF_BAR", None), ("SIZEOF_LIB_OFF_T", "8"),
     ],
 )  # fmt: skip
 def test_what_linux_has_is_defined_in_a_configuration(macro, value):

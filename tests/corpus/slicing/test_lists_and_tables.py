@@ -230,6 +230,41 @@ def test_a_structure_that_a_macro_leads_to_keeps_its_members(tmp_path, member, u
     assert compile_errors(document.text, language="c") == ""
 
 
+def test_of_a_long_group_of_macros_those_that_are_used_are_borrowed(tmp_path):
+    macros = "".join(f"#define LIB_PART_{n} part_{n}_of_the_library\n" for n in range(200))
+    files = {
+        "parts.h": f"#if !(defined(LIB_ONE) && defined(LIB_TWO))\n#define LIB_TWO\n{macros}#endif\n",
+        "use.c": '#include "parts.h"\nint use(int LIB_PART_7) { return LIB_PART_7; }\n',
+    }
+    document = one_document(tmp_path, files, of="use.c", budget=600)
+    assert document.kind == "compilable"
+    in_order(document.text, "#if", "#define LIB_TWO", "#define LIB_PART_7 part_7", "#endif")
+    assert "LIB_PART_8" not in document.text
+
+
+_BEGINS = '#include "begin.h"\n'
+_ENDS = '#include "end.h"\n'
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_macros_that_each_header_defines_and_ends_are_defined_once(tmp_path, number):
+    files = {
+        "begin.h": "#ifdef LIB_API\n#error twice\n#endif\n#define LIB_API extern\n",
+        "end.h": "#undef LIB_API\n",
+        "one.h": f"#ifndef ONE_H\n#define ONE_H\n{_BEGINS}LIB_API int one(void);\n{_ENDS}#endif\n",
+        "two.h": f"#ifndef TWO_H\n#define TWO_H\n{_BEGINS}LIB_API int two(void);\n{_ENDS}#endif\n",
+        "use.h": f'#include "one.h"\n#include "two.h"\n{_BEGINS}LIB_API int use(void);\n#undef LIB_API\n',
+    }
+    files["use.c"] = (
+        f'#include "use.h"\n{_BEGINS}LIB_API int more;\n{_ENDS}int use(void) {{ return one() + two(); }}\n'
+    )
+    if number == 1:
+        files["use.h"] = files["use.h"].replace("#undef LIB_API\n", _ENDS)
+    text = one_document(tmp_path, files, of="use.h").text
+    assert text.count("#define LIB_API") == number
+    assert compile_errors(text, language="c") == ""
+
+
 def test_a_list_stands_where_a_header_that_is_one_block_includes_it(tmp_path):
     files = {
         "errors.h": "#if !(defined ERRORS_H && defined OLD_ERRORS)\n#define ERRORS_H\n#define OLD_ERRORS\n"
