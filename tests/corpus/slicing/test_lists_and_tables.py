@@ -265,6 +265,20 @@ def test_macros_that_each_header_defines_and_ends_are_defined_once(tmp_path, num
     assert compile_errors(text, language="c") == ""
 
 
+def test_a_macro_is_defined_in_each_branch_that_reads_its_header(tmp_path):
+    files = {
+        "level.h": "#define LEVEL 7\n",
+        "one.h": '#include "level.h"\nint one[LEVEL];\n',
+        "two.h": '#include "level.h"\nint two[LEVEL];\n',
+        "use.c": '#ifdef __FAST_MATH__\n#include "one.h"\n#endif\n#ifndef __FAST_MATH__\n#include "two.h"\n'
+        "#endif\nint use(void) { return sizeof two; }\n#ifdef __FAST_MATH__\nint more(void) { return sizeof one; }\n"
+        "#endif\n",
+    }
+    text = one_document(tmp_path, files, of="use.c").text
+    assert text.count("#define LEVEL") == 2
+    assert compile_errors(text, language="c") == ""
+
+
 def test_a_list_stands_where_a_header_that_is_one_block_includes_it(tmp_path):
     files = {
         "errors.h": "#if !(defined ERRORS_H && defined OLD_ERRORS)\n#define ERRORS_H\n#define OLD_ERRORS\n"

@@ -321,7 +321,7 @@ def configured(template: bytes, values: Mapping[bytes, bytes] | None = None) -> 
         name = match.group(1) or match.group(2)
         word = _C_WORD.search(name.lower())
         default = b"" if ATTRIBUTE.search(name) else b"long long" if name.lower().endswith(b"_t") else b"0"
-        default = name if name.endswith(b"NAMESPACE") else default
+        default = name if name.endswith(b"_NAMESPACE") else default
         type_ = word.group(1) if word else default
         return (values or {}).get(name) or configured_value(name) or type_
 

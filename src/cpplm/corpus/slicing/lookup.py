@@ -198,10 +198,10 @@ class NameLookup:
         needed: list[Place] = []
         is_defined = False
         for place in places:
-            is_own = self.expansion.visits[place[0]].own
-            if is_own or (place in defining and not is_defined):
+            visit = self.expansion.visits[place[0]]
+            if visit.own or (place in defining and not is_defined):
                 needed.append(place)
-                is_defined = place in defining
+                is_defined = place in defining and not visit.is_conditional
         return needed
 
     def _defines(self, place: Place, macro: bytes) -> bool:
