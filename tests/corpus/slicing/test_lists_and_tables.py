@@ -271,8 +271,8 @@ def test_a_macro_is_defined_in_each_branch_that_reads_its_header(tmp_path):
         "one.h": '#include "level.h"\nint one[LEVEL];\n',
         "two.h": '#include "level.h"\nint two[LEVEL];\n',
         "use.c": '#ifdef __FAST_MATH__\n#include "one.h"\n#endif\n#ifndef __FAST_MATH__\n#include "two.h"\n'
-        "#endif\nint use(void) { return sizeof two; }\n#ifdef __FAST_MATH__\nint more(void) { return sizeof one; }\n"
-        "#endif\n",
+        "#endif\nint use(void) { return sizeof two; }\n"
+        "#ifdef __FAST_MATH__\nint more(void) { return sizeof one; }\n#endif\n",
     }
     text = one_document(tmp_path, files, of="use.c").text
     assert text.count("#define LEVEL") == 2
