@@ -273,15 +273,16 @@ def _find_guard(lexed: LexedSource) -> None:
             continue
         if not all(lexed.is_blank(start, end) for start, end in group.branches()[1:]):
             continue
-        define = defined_in(group, macro, lexed.directives)
-        is_around_all = lexed.is_blank(0, group.start) and lexed.is_blank(group.end, len(lexed.data))
         # What is defined behind it is defined by every reading; of a file of macros alone it is one of many.
         is_one_of_many = lexed.is_blank(group.start, group.end)
-        is_around_all &= not any(
+        if any(
             d.start >= group.end or (is_one_of_many and d.start < group.start)
             for d in lexed.directives
             if d.keyword in (b"define", b"undef")
-        )
+        ):
+            continue
+        define = defined_in(group, macro, lexed.directives)
+        is_around_all = lexed.is_blank(0, group.start) and lexed.is_blank(group.end, len(lexed.data))
         if define is not None and is_around_all and not _includes_before(lexed.directives, group.start):
             has_value = define.argument.strip() != macro
             lexed.guard = macro

@@ -151,7 +151,9 @@ class ProjectIndex:
             unconditional = [item for item in items if not conditions_in(item.stack)]
             mentioned = frozenset[bytes]().union(
                 *(
-                    item.mentions & names_in(_outside_groups(item)) if item.directives[1:] else item.mentions
+                    item.mentions.intersection(IDENTIFIER.findall(_outside_groups(item)))
+                    if item.directives[1:]
+                    else item.mentions
                     for item in unconditional
                 )
             )

@@ -10,7 +10,7 @@ from cpplm.cpp.lexer import lex
 
 # What stands before the rows, from the first bracket on: `static const struct { int a, b; } pairs[] = {`
 _LIST = re.compile(rb"(?:[^{}]*+\{[^{}]*+\})?[^{}]*=\s*+\{")
-_ENUM = re.compile(rb"[^{}();=]*\benum\b[^{}();=]*+\{")
+_ENUM = re.compile(rb"(?=[^{}();=]*+\{)[^{]*?\benum\b[^{]*+\{")
 _STEP = re.compile(rb"[{}()\[\],]")
 
 
