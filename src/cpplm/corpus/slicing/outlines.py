@@ -128,8 +128,8 @@ def without_spans(text: bytes, spans: Iterable[tuple[int, int]]) -> bytes:
 def outline_of(item: Item, macros: MacroTable, *, bare: bool) -> Outline:
     """The outline of an item of a project with these macros; `bare`: with the least that a compiler needs."""
     text = without_comments(item.text)
-    if bare and item.kind == ItemKind.MACRO:
-        return _of_members(text, tuple(_macros_in(text, ())), macros)
+    if item.kind == ItemKind.MACRO:  # what it pastes may be the name of any other
+        return _of_members(text, tuple(_macros_in(text, ())) if bare and b"##" not in text else (), macros)
     if _stays_whole(item, text, bare=bare) or not (bare or b"(" in text):
         return _of_members(text, (), macros)
     if bare and item.kind == ItemKind.TYPE and (outline := _enumeration(item, text, macros)):

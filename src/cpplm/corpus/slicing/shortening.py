@@ -141,7 +141,9 @@ class Shortener:
         if text == item.text:
             return item
         short = replace(item, text=text, spans=b"", pairs=b"")  # they are offsets in the text as it was
-        if item.kind in (ItemKind.TYPE, ItemKind.FUNCTION, ItemKind.MACRO):
+        if item.kind == ItemKind.MACRO and mentioned is not None:
+            short.mentions -= mentioned_in(item.text) - mentioned - condition_names(item.stack)
+        if item.kind in (ItemKind.TYPE, ItemKind.FUNCTION):
             mentioned = mentioned_in(text) if mentioned is None else mentioned
             gone = mentioned_in(item.text) - mentioned - condition_names(item.stack)
             made = self.macros.pasted(item.mentions, item.text) - self.macros.pasted(item.mentions, text)
@@ -156,9 +158,7 @@ def called_in(item: Item, short: Item) -> Set[bytes]:
     """The names by which a borrowed item, as shortened, may use members of classes."""
     if item.kind == ItemKind.TYPE:
         return _identifiers(short.text) if short.kind == ItemKind.TYPE else frozenset()
-    if item.kind == ItemKind.MACRO:
-        return _identifiers(short.text)
-    return item.mentions | item.accesses
+    return (short if item.kind == ItemKind.MACRO else item).mentions | item.accesses
 
 
 @functools.lru_cache(maxsize=1_024)
