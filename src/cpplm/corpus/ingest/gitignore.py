@@ -74,9 +74,9 @@ def _matches(pattern: GitIgnoreSpecPattern, name: str) -> bool:
     return match.lastgroup is None or match.end() == len(name)
 
 
-def is_ignored(files: Sequence[GitIgnore], path: Path, *, is_dir: bool) -> bool:
+def is_ignored(files: Sequence[GitIgnore] | None, path: Path, *, is_dir: bool) -> bool:
     """True if a path in a folder that is not ignored is ignored; `files` lie above it, the nearest last."""
-    decisions = (file.decide(path, is_dir=is_dir) for file in reversed(files))
+    decisions = (file.decide(path, is_dir=is_dir) for file in reversed(files or ()))
     return next((decision for decision in decisions if decision is not None), False)
 
 

@@ -87,7 +87,7 @@ def walk(
         for path in (folder / each for each in sorted(names) if not each.startswith(".")):
             if not is_wanted(path):
                 continue
-            if is_ignored(ignores or (), path, is_dir=False):
+            if is_ignored(ignores, path, is_dir=False):
                 skips.add(IGNORED, relative_name(path, root), path.lstat().st_size)
                 built |= {path: IGNORED} if _is_written(path.relative_to(root)) else {}
             else:
@@ -110,7 +110,7 @@ def _reason(folder: Path, inside: list[str], names: list[str], ignores: tuple[Gi
         or (folder.name.startswith("bazel-") and any((folder.parent / f).is_file() for f in _BAZEL_FILES))
     ):
         return BUILD_FOLDER
-    return IGNORED if is_ignored(ignores or (), folder, is_dir=True) else ""
+    return IGNORED if is_ignored(ignores, folder, is_dir=True) else ""
 
 
 def _is_written(path: Path) -> bool:

@@ -159,9 +159,8 @@ class _Writer:
         of_build = index.switches | index.build_macros
         optional = {name for name in words & of_build.keys() if index.build_macros.get(name, b"0") == b"0"}
         optional &= set(_ASKED.findall(text)) if optional else set()  # the text can do without these
-        of_build = {name: value for name, value in of_build.items() if name not in optional}
         names = words.intersection(self.expansion.defined)
-        mentioned = of_build.keys() & words
+        mentioned = (of_build.keys() & words) - optional
         expanded = _words(_TESTED.sub(b"", text)) if mentioned or names else set()
         names |= mentioned & expanded
         lines = []
