@@ -5,7 +5,7 @@
 #   recipes/debian_corpus.sh blind FOLDER     projects that it is only measured on      -> FOLDER/blind
 #   recipes/debian_corpus.sh blind2 FOLDER    and two more such sets, each looked at once, -> FOLDER/blind2
 #   recipes/debian_corpus.sh blind3 FOLDER    when the work is done                     -> FOLDER/blind3
-#   recipes/debian_corpus.sh blind4 FOLDER    (also blind5 to blind29; wide and wide2: many small
+#   recipes/debian_corpus.sh blind4 FOLDER    (also blind5 to blind31; wide and wide2: many small
 #                                             projects; known: looked at all along)
 #   recipes/debian_corpus.sh scale FOLDER     500 MB in 34,000 files                    -> FOLDER/scale
 #   recipes/debian_corpus.sh headers FOLDER   third-party headers, also those that the projects fetched so far
@@ -88,6 +88,9 @@ BLIND26="bluez busybox epiphany-browser mpv net-snmp netpbm-free pari rxvt-unico
 BLIND27="apr btrfs-progs exim4 freetype ibus openldap qtcurve syslog-ng thunar unixodbc weston yaz"
 BLIND28="adolc dbus freeradius halibut ipmitool libminc libzstd ofono openssh pcre3 sgt-puzzles splint"
 BLIND29="syncevolution libewf tcpdump fldigi fish mapserver opensc libxslt gsoap xmlsec1 teem sg3-utils"
+# Measured once, on 2026-11-28: C programs of file systems and networks, C++ libraries and solvers.
+BLIND30="bird2 f2fs-tools hfsutils hwloc mtools openvpn squashfs-tools xfsprogs"
+BLIND31="clasp geographiclib libabw libcds libkml libmediainfo libmwaw libodfgen libvisio minisat2 xapian-core"
 # Large C and C++ projects, to measure time and memory.
 SCALE="ffmpeg gdb git mesa qemu samba vim"
 # The failures of these were looked at, beside those of blind3.
@@ -128,7 +131,7 @@ fail() {
     exit 2
 }
 
-usage="usage: recipes/debian_corpus.sh dev|blind|blind2|...|blind29|wide|wide2|known|scale|headers|large|tokenizer|measure FOLDER"
+usage="usage: recipes/debian_corpus.sh dev|blind|blind2|...|blind31|wide|wide2|known|scale|headers|large|tokenizer|measure FOLDER"
 [ $# -eq 2 ] || fail "$usage"
 command -v apt-get >/dev/null || fail "there is no apt-get: this recipe needs Debian or Ubuntu"
 command -v dpkg-source >/dev/null || fail "there is no dpkg-source. Install it: sudo apt-get install dpkg-dev"
@@ -232,7 +235,7 @@ build() { # SET OUT [OPTION...]
 }
 
 case $1 in
-dev | blind | blind[2-9] | blind1[0-9] | blind2[0-9] | wide | wide2 | known | scale)
+dev | blind | blind[2-9] | blind1[0-9] | blind2[0-9] | blind3[01] | wide | wide2 | known | scale)
     eval "packages=\$$(echo "$1" | tr '[:lower:]' '[:upper:]')"
     # shellcheck disable=SC2086,SC2154  # a list of names
     sources "$1" $packages
@@ -260,7 +263,7 @@ tokenizer)
     done
     ;;
 measure)
-    for set_name in ${SETS:-dev blind blind2 blind3 blind4 blind5 blind6 blind7 blind8 blind9 blind10 blind11 blind12 blind13 blind14 blind15 blind16 blind17 blind18 blind19 blind20 blind21 blind22 blind23 blind24 blind25 blind26 blind27 blind28 blind29 wide wide2}; do
+    for set_name in ${SETS:-dev blind blind2 blind3 blind4 blind5 blind6 blind7 blind8 blind9 blind10 blind11 blind12 blind13 blind14 blind15 blind16 blind17 blind18 blind19 blind20 blind21 blind22 blind23 blind24 blind25 blind26 blind27 blind28 blind29 blind30 blind31 wide wide2}; do
         sh "$0" "$set_name" "$folder"
         build "$set_name" "$folder/corpus-$set_name" --mode compilable
         # shellcheck disable=SC2046  # several folders

@@ -107,6 +107,7 @@ _ELSEWHERE = re.compile(
 # `#ifdef X` and `#if defined X`, alone.
 IF_DEFINED = re.compile(rb"#\s*(?:ifdef\s+|(?:el)?if\s+defined\s*\(?\s*|elifdef\s+)(\w+)\s*\)?\s*")
 _DEEPEST_EXPANSION = 12
+_WORDS = re.compile(rb"(\W+)")
 _LONGEST = 4_000
 
 
@@ -166,6 +167,22 @@ class MacroState:
         if is_given or (self.closed and name[:1] != b"_") or self.is_foreign(name):
             return None
         return UNKNOWN
+
+    def include_argument(self, argument: bytes) -> str:
+        """The argument of an include, of `MACRO` and `MACRO("a.h")` too; "" where it is not known."""
+        for _ in range(_DEEPEST_EXPANSION):
+            if argument[:1] in (b'"', b"<"):
+                return argument.decode("utf-8", "replace")
+            name, *arguments = re.split(rb"[(),]", argument.strip())
+            macro = self.lookup(name.strip())
+            if macro is None or not macro.body:
+                break
+            argument = macro.body
+            if not argument.startswith(b'"'):  # `#define HEADER(name) <lib##name.h>`
+                values = dict(zip(macro.parameters or (), arguments, strict=False))
+                argument = b"".join(values.get(word, word) for word in _WORDS.split(argument))
+            argument = argument.replace(b"##", b"").strip()
+        return ""
 
     def holds(self, line: bytes) -> bool | None:
         """True if the branch of one conditional directive (`#if X`, `#ifdef Y`, `#else`) would be read."""

@@ -303,7 +303,7 @@ class Expander:
                 self._demand([*item.stack, *inner], visit.file)
             if keyword in INCLUDE_KEYWORDS:
                 undecided = tuple(frame for frame in inner if conditions.live([frame]) is None)
-                argument = self._include_argument(directive.argument)
+                argument = self._state.include_argument(directive.argument)
                 around_it = (*frames, *undecided)
                 included = bool(argument) and self._include(
                     visit, number, argument, around_it, depth, likely=likely
@@ -355,19 +355,6 @@ class Expander:
         """True for a header of the system whose guard (`_REGEX_H`) a copy of the project's has defined."""
         guard = "_" + re.sub(r"\W", "_", include_target(argument)).upper()
         return self._state.macros.get(guard.encode(), UNKNOWN) not in (None, UNKNOWN)
-
-    def _include_argument(self, argument: bytes) -> str:
-        """The argument of an include, of `MACRO` and `MACRO("a.h")` too; "" where it cannot be said."""
-        for _ in range(_DEEPEST):
-            if argument[:1] in (b'"', b"<"):
-                return argument.decode("utf-8", "replace")
-            name, *arguments = re.split(rb"[(),]", argument.strip())
-            macro = self._state.lookup(name.strip())
-            if macro is None or not macro.body:
-                break
-            values = dict(zip(macro.parameters or (), arguments, strict=False))
-            argument = values.get(macro.body.strip(), macro.body).strip()
-        return ""
 
     def _include(
         self,

@@ -195,6 +195,9 @@ class NameLookup:
         defining = {place for place in places if self._defines(place, macro)}
         if len(defining) < 2 or len(set(map(self._key, defining))) > 1:
             return places
+        ends = {each.macro for place in places for each in self.expansion.item(place).directives}
+        if any(self._has_definitions(each) for each in ends):  # then a borrowed `#undef` ends this one, too
+            return places
         needed: list[Place] = []
         is_defined = False
         for place in places:
@@ -203,6 +206,11 @@ class NameLookup:
                 needed.append(place)
                 is_defined = place in defining and not visit.is_conditional
         return needed
+
+    def _has_definitions(self, macro: bytes) -> bool:
+        """True if several texts define a macro."""
+        places = self.expansion.declaring(macro)
+        return len({self._key(place) for place in places if self._defines(place, macro)}) > 1
 
     def _defines(self, place: Place, macro: bytes) -> bool:
         directives = self.expansion.item(place).directives
