@@ -280,7 +280,7 @@ class _Segmenter:
         is_empty = not any(part.strip() for part in slices)
         if is_empty and (end - start < _MOST_TOGETHER or changed & asked):
             return self._add(start, end, "directives", inside)
-        whole = all(is_whole(part) for part in slices)
+        whole = all(is_whole(part) for part in slices) and not self._is_head(group)
         scopes = [] if is_empty else [(SCOPE_ONLY, self._push), (CLOSE_ONLY, self._pop)]
         move = next((move for pattern, move in scopes if all(map(pattern.match, slices))), None)
         holds_includes = any(directive.keyword in INCLUDE_KEYWORDS for directive in inside)
@@ -291,6 +291,11 @@ class _Segmenter:
         if move is not None:
             return move(start, end)
         return self._open_condition(group, changed & asked, inside) if whole else self._add_code(start, start)
+
+    def _is_head(self, group: ConditionalGroup) -> bool:
+        """True if the body of a function follows: `#else`, `int g(void);`, `int f(void)`, `#endif`, `{`."""
+        after = _NONBLANK.search(self.code, group.end)
+        return after is not None and after.group() == b"{"
 
     def _open_condition(
         self, group: ConditionalGroup, changed: Set[bytes], inside: tuple[Directive, ...]
@@ -377,7 +382,8 @@ class _Segmenter:
         end = bracket_end(self.code, start, self.table)
         low = bisect.bisect_left(self.group_starts, start)
         while low < len(self.group_starts) and self.group_starts[low] < end:
-            group_end = self.groups[self.group_starts[low]].end
-            end = max(end, group_end)
+            group = self.groups[self.group_starts[low]]
+            if end < group.end:
+                end = bracket_end(self.code, group.end, self.table) if self._is_head(group) else group.end
             low += 1
         return end
