@@ -73,9 +73,13 @@ _ENUM_HEAD = re.compile(rb"\benum\s+(?:class\s+)?\w+\s+\Z")
 _ENUMERATORS = re.compile(rb"\s*+\{[^;{}]*+\}")
 _NAME_OR_CALL = re.compile(rb"([A-Za-z_]\w*)(\s*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))?")
 _WITH_ARGUMENTS = ("blank_call", "blank_either", "open", "close")
+# The type, its prefix for functions, and the type that it is derived from, each a `struct _LibItemClass`.
+_GOBJECT_ARGUMENTS: tuple[tuple[tuple[bytes, ...], int], ...] = ((), 0), ((), 1), ((b"_",), 0), ((), 4), ((b"_",), 4)
 # GObject's: `G_DEFINE_TYPE(LibItem, lib_item, G_TYPE_OBJECT)` needs LibItemClass and declares lib_item_init.
 _LIBRARY_PASTES: Pastes = {
-    b"G_" + name: frozenset((number, ending) for ending in endings.split() for number in (0, 1))
+    b"G_" + name: frozenset(
+        (*before, number, ending) for ending in endings.split() for before, number in _GOBJECT_ARGUMENTS
+    )
     for names, endings in (
         (b"DEFINE_TYPE DEFINE_TYPE_WITH_CODE DEFINE_TYPE_WITH_PRIVATE DEFINE_ABSTRACT_TYPE DEFINE_FINAL_TYPE"
          b" DECLARE_FINAL_TYPE DECLARE_DERIVABLE_TYPE", b"Class _get_type _init _class_init"),

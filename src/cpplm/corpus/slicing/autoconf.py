@@ -20,6 +20,7 @@ COMMENT = re.compile(rb"(?m)(?:^[ \t]*#|\bdnl\b).*$")
 _GNU = b"Free Software Foundation"
 _NO_VALUE = re.compile(rb"\A[01]?\Z|[\n$]")
 _COMPUTED = re.compile(rb"([\"']?)\$[\w{]")  # of a script's variable
+_VARIABLE = re.compile(rb"\$(?:\w+|\{\w+\})")
 _ASSIGNED_NUMBER = re.compile(rb"\b(\w+)=(\d+)\b")  # `with_link_size=2`
 # Which are nothing but for other systems or compilers: `extern @LIB_DLL_VARIABLE@ int n;`
 ATTRIBUTE = re.compile(
@@ -59,7 +60,7 @@ def always_defined(script: bytes) -> dict[bytes, bytes]:
         if len(set(found)) > 1:
             everywhere[name] = next((value for value in found if b"__declspec" not in value), found[0])
     return {
-        name: value
+        name: _VARIABLE.sub(b"", value)
         for name, value in everywhere.items()
         if value and b"\n" not in value and (value[:1] == b'"' or b"$" not in value)
     }

@@ -50,7 +50,8 @@ def hiding_options(expansion: Expansion) -> set[bytes]:
         chosen = next(filter(_is_for_linux, options), options[0]) if options else set()
         if all(options) and around.isdisjoint(chosen):
             found |= chosen
-    return found | _options_of_members(expansion) | _options_of_stubs(expansion)
+    found |= _options_of_members(expansion) | _options_of_stubs(expansion)
+    return {name for name in found if not name.startswith(b"__")}  # the compiler's
 
 
 def _options_of_stubs(expansion: Expansion) -> set[bytes]:
@@ -143,7 +144,7 @@ def _hiding_options(visit: Visit, number: int, known: Set[bytes]) -> Set[bytes]:
     if visit.own or not all(wanted):
         return set()
     options = set[bytes]().union(*wanted)
-    return options if all(each.isupper() and not each.startswith(b"__") for each in options) else set()
+    return options if all(map(bytes.isupper, options)) else set()
 
 
 def _options_of_group(item: Item) -> Set[bytes]:
