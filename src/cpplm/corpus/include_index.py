@@ -109,7 +109,8 @@ def library_includes(
     """The arguments of includes that nothing in a project answers and that are a library's, not a build's.
 
     Such are many in quotes with one prefix (`"apr_pools.h"`), and those below a folder that the project has
-    too, where it has fewer of those that it includes than it lacks.
+    too, where it has fewer of those that it includes than it lacks, or where they are named like the folder
+    (`<gtk/gtk.h>`) and it includes none of its own in brackets.
 
     Args:
         includes: the arguments of includes (`"a.h"`, `<b/c.h>`), by the file that they stand in.
@@ -129,4 +130,9 @@ def library_includes(
         if len(arguments) >= _FEWEST_HEADERS
         and (prefix[-1:] != "/" or len(arguments) > len(answered[prefix]))
     )
-    return frozenset[str]().union(*many)
+    named = (
+        {each for each in arguments if each.rpartition("/")[2].startswith(prefix[:-1])}
+        for prefix, arguments in lacking.items()
+        if prefix[-1:] == "/" and not any(each.startswith("<") for each in answered[prefix])
+    )
+    return frozenset[str]().union(*many, *named)
