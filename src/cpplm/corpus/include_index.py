@@ -14,7 +14,7 @@ _FOREIGN = re.compile(
 )
 
 # Of a library, that are included by one prefix or below one folder.
-_FEWEST_HEADERS = 4
+FEWEST_HEADERS = 4
 # Of the includes of headers below a folder: those that the project has, if it is what installs them.
 _INSTALLED_SHARE = 0.75
 
@@ -78,7 +78,7 @@ class IncludeIndex:
         for folder, bases in by_folder.items():
             there = {base: names for base in bases if (names := self._named(base, endings))}
             number = sum(bases[base] for base in there)
-            if len(there) >= _FEWEST_HEADERS and number >= _INSTALLED_SHARE * bases.total():
+            if len(there) >= FEWEST_HEADERS and number >= _INSTALLED_SHARE * bases.total():
                 found[folder] = Counter(map(posixpath.dirname, itertools.chain(*there.values())))
         return found
 
@@ -127,7 +127,7 @@ def library_includes(
     many = (
         arguments
         for prefix, arguments in lacking.items()
-        if len(arguments) >= _FEWEST_HEADERS
+        if len(arguments) >= FEWEST_HEADERS
         and (prefix[-1:] != "/" or len(arguments) > len(answered[prefix]))
     )
     named = (

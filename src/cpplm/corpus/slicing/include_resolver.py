@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import posixpath
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import PurePosixPath
 
-from cpplm.corpus.include_index import IncludeIndex, library_includes
+from cpplm.corpus.include_index import FEWEST_HEADERS, IncludeIndex, library_includes
 from cpplm.corpus.ingest.discovery import TEMPLATE_ENDINGS, SourceFile, is_template
 from cpplm.corpus.slicing import build_headers
 from cpplm.corpus.slicing.build_headers import include_target
@@ -105,9 +107,32 @@ class IncludeResolver:
             found = template
         if argument[0] == '"' and found is None:
             found = next(filter(None, (self._index.beside(name, each) for each in templates)), None)
-        if found is None and (argument[0] == '"' or target not in build_headers.SYSTEM_HEADERS):
+        is_system = target in build_headers.SYSTEM_HEADERS and target not in self._preceding
+        if found is None and (argument[0] == '"' or not is_system):
             found = self._index.nearest(name, target)
         return found or next(filter(None, (self._index.nearest(name, each) for each in templates)), None)
+
+    @functools.cached_property
+    def _preceding(self) -> Set[str]:
+        """The project's headers that precede the system's of their names, since all of their folder do.
+
+        Such are those in a folder from which it includes several by their names in brackets (`<types.h>`),
+        and these in quotes, too.
+        """
+        arguments = set(itertools.chain(*self.arguments.values()))
+        in_brackets = (each[1:-1] for each in arguments if each.startswith("<") and "/" not in each)
+        found = ((name, self._index.nearest("", name)) for name in in_brackets)
+        by_folder: dict[str, set[str]] = defaultdict(set)
+        for name, path in found:
+            if path is not None:
+                by_folder[posixpath.dirname(path)].add(name)
+        return {
+            name
+            for names in by_folder.values()
+            if len(names - build_headers.SYSTEM_HEADERS) >= FEWEST_HEADERS
+            for name in names & build_headers.SYSTEM_HEADERS
+            if f'"{name}"' in arguments
+        }
 
     def _built(self, target: str, template: str) -> str | None:
         """The header that a build has made of a template, where the project holds one."""
