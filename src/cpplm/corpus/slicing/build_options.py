@@ -11,7 +11,7 @@ from cpplm.corpus.slicing.build_headers import SYSTEM_NAMES
 from cpplm.corpus.slicing.expansion import Expansion, Visit
 from cpplm.cpp.conditions import is_elsewhere
 from cpplm.cpp.items import Item, ItemKind, condition_names, conditions_in
-from cpplm.cpp.lexer import ELSE_KEYWORDS, IF_KEYWORDS, lex, names_in
+from cpplm.cpp.lexer import ELSE_KEYWORDS, IDENTIFIER, IF_KEYWORDS, lex, names_in
 
 # Conditions of options alone: `#if defined A && !defined(B)`.
 _OPTION = rb"(?:!\s*+)?(?:defined\s*+)?\(?\s*+\w++\s*+\)?"
@@ -173,13 +173,24 @@ def _used_names(expansion: Expansion) -> dict[bytes, Set[bytes]]:
     for visit in (visit for visit in expansion.visits if visit.own):
         for number, item in enumerate(visit.file.items):
             live = visit.live.get(number, True)
-            if live is False or any(directive.keyword in IF_KEYWORDS for directive in item.directives):
+            if live is False:
                 continue
-            if live:
+            if any(directive.keyword in IF_KEYWORDS for directive in item.directives):
+                always |= item.mentions & _always_read(item.text) if live else set()
+            elif live:
                 always |= item.mentions
             elif (around := condition_names(item.stack) - _KEYWORDS_OF_CONDITIONS) <= known:
                 found |= {name: found.get(name, around) | around for name in item.mentions}
     return found | dict.fromkeys(always, frozenset[bytes]())
+
+
+@functools.lru_cache(maxsize=4_096)
+def _always_read(text: bytes) -> Set[bytes]:
+    """The identifiers of a text that no `#if` decides on."""
+    lexed = lex(text)
+    ends = [0, *(group.end for group in lexed.groups), len(text)]
+    starts = [*(group.start for group in lexed.groups), len(text)]
+    return set(IDENTIFIER.findall(b" ".join(map(lexed.names.__getitem__, map(slice, ends, starts)))))
 
 
 def _wanted(line: bytes) -> Set[bytes]:

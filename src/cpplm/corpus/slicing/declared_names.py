@@ -48,7 +48,7 @@ def declared_names(item: Item, macros: MacroTable, types: Set[bytes]) -> set[byt
     names.update(d.macro for d in item.directives if d.keyword in (b"define", b"undef"))
     callee = item.function_name or (item.names[0] if len(item.names) == 1 else b"")
     is_macro = callee in macros.functions and (callee.isupper() or not _is_function(callee, code))
-    is_macro |= callee.isupper() and item.kind == ItemKind.FUNCTION
+    is_macro |= callee.isupper() and item.kind == ItemKind.FUNCTION and not _is_function(callee, code)
     if item.kind == ItemKind.CALL or (is_macro and item.kind != ItemKind.MACRO):
         # What renames functions may have any name, and no arguments.
         head = code.partition(b"{")[0]
