@@ -18,6 +18,7 @@ _OPTION = rb"(?:!\s*+)?(?:defined\s*+)?\(?\s*+\w++\s*+\)?"
 _OPTIONS = re.compile(
     rb"#(?:el)?if(?:def)?\s++" + _OPTION + rb"(?:\s*+(?:&&|\|\|)\s*+" + _OPTION + rb")*+\s*"
 )
+_UNLESS = re.compile(rb"#\s*+ifndef\s++\w++\s*+")
 _NEGATED = re.compile(rb"!\s*(?:defined\s*)?\(?\s*\w+")
 _KEYWORDS_OF_CONDITIONS = frozenset(b"if ifdef ifndef elif else defined".split())
 _BEGINS_GROUP = re.compile(rb"(?:\s++|//[^\n]*+|/\*.*?\*/)*+#", re.DOTALL)
@@ -175,6 +176,7 @@ def _used_names(expansion: Expansion) -> dict[bytes, Set[bytes]]:
             live = visit.live.get(number, True)
             if live is False:
                 continue
+            live = live or _is_default(item, visit)
             if any(directive.keyword in IF_KEYWORDS for directive in item.directives):
                 always |= item.mentions & _always_read(item.text) if live else set()
             elif live:
@@ -182,6 +184,12 @@ def _used_names(expansion: Expansion) -> dict[bytes, Set[bytes]]:
             elif (around := condition_names(item.stack) - _KEYWORDS_OF_CONDITIONS) <= known:
                 found |= {name: found.get(name, around) | around for name in item.mentions}
     return found | dict.fromkeys(always, frozenset[bytes]())
+
+
+def _is_default(item: Item, visit: Visit) -> bool:
+    """True if all that decides on an item are options that would take it away: `#ifndef STANDALONE`."""
+    frames = [frame for frame in conditions_in(item.stack) if id(frame) not in visit.decided]
+    return all(len(frame.lines) == 1 and _UNLESS.fullmatch(frame.lines[0]) for frame in frames)
 
 
 @functools.lru_cache(maxsize=4_096)

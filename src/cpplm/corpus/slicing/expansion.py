@@ -211,6 +211,8 @@ class Expander:
         ):
             return
         guard = file.parsed.lexed.guard if file.parsed.sound else b""
+        if guard and not self._seen[name] and name not in expansion.own and self._is_defined(guard):
+            return  # a copy of it that lies elsewhere was read
         states = [self._state, self._likely] if likely else [self._state]
         for state in states if guard else ():
             state.macros[guard] = parse_define(guard)[1]
@@ -354,7 +356,10 @@ class Expander:
     def _is_guarded(self, argument: str) -> bool:
         """True for a header of the system whose guard (`_REGEX_H`) a copy of the project's has defined."""
         guard = "_" + re.sub(r"\W", "_", include_target(argument)).upper()
-        return self._state.macros.get(guard.encode(), UNKNOWN) not in (None, UNKNOWN)
+        return self._is_defined(guard.encode())
+
+    def _is_defined(self, macro: bytes) -> bool:
+        return self._state.macros.get(macro, UNKNOWN) not in (None, UNKNOWN)
 
     def _include(
         self,
