@@ -66,6 +66,7 @@ _FALLBACK = re.compile(
 )
 # 0 or 1, where it is a choice of a build.
 _SWITCH = re.compile(rb"HAVE_|(?:^|_)(?:CONFIG|ENABLE|WITH|USE)_")
+_FORTRAN = re.compile(rb"(?:F77|FC)_FUNC_?")
 # Which autoconf always defines, with PACKAGE_NAME and so on; and gettext.
 _STRINGS = (b"PACKAGE", b"VERSION", b"GETTEXT_PACKAGE")
 _CONFIGURE_FILE = re.compile(r"(?i)\bconfigure_file\s*\(([^()]*)\)")
@@ -300,6 +301,8 @@ def configured(template: bytes, values: Mapping[bytes, bytes] | None = None) -> 
 
     def choice(match: re.Match[bytes]) -> bytes:
         value = (values or {}).get(match.group(2)) or configured_value(match.group(2))
+        if _FORTRAN.fullmatch(match.group(2)):  # of autoconf's AC_F77_WRAPPERS
+            return b"#define " + match.group(2) + b"(name, NAME) name ## _"
         if match.group(2) in of_system:
             value = b"1"
         if value is None and not is_switch(match.group(2)) and ATTRIBUTE.search(match.group(2)):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 # ISO C 7.20, 7.18, 7.19; whatever else is known to declare the same with glibc and libstdc++.
 _HEADERS = (
     (
-        re.compile(rb"\bu?int(?:8|16|32|64|ptr|max)_t\b"),
+        re.compile(rb"\bu?int(?:_fast|_least)?(?:8|16|32|64|ptr|max)_t\b"),
         b"stdint.h",
         re.compile(rb"(?:stdint|inttypes|netinet/\w+|arpa/inet|netdb|ifaddrs|resolv|linux/\w+|elf|link)\.h"),
     ),
