@@ -34,6 +34,11 @@ def test_items_end_where_they_end(items):
         assert [piece.split("\n// {")[0] for piece in found] == items
 
 
+def test_a_body_belongs_to_the_head_in_the_last_branch():
+    function = "#ifdef A\nint *f(int n)\n#else\nint *g(int n);\nint *g(int n)\n#endif\n{\n  return 0;\n}"
+    assert pieces(f"int a;\n{function}\nint b;\n") == ["int a;", function, "int b;"]
+
+
 def test_comments_go_with_what_follows_or_what_they_trail():
     data = b"/* Copyright */\n\n// about a\nint a; // trailing a\n\n/// about f\nvoid f();\n"
     result = segment_file(lex(data), MacroTable())

@@ -5,7 +5,7 @@ import pytest
 from cpplm.corpus.slicing.shortening import Shortener
 from cpplm.cpp.items import read_items
 from cpplm.cpp.macros import MacroTable
-from tests.corpus.cpp import assert_compiles, compile_errors, needs_gxx, one_document
+from tests.corpus.cpp import assert_compiles, compile_errors, in_order, needs_gxx, one_document
 
 pytestmark = needs_gxx
 
@@ -143,6 +143,67 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "conf.h.meson": "#define LIB_WIDTH 8\n",
         "use.cc": '#include "conf.h"\nint width = LIB_WIDTH;\n',
     },
+    "macros that one `#undef` ends with others": {
+        "table.h": "#define _ENTRY(name) typedef struct name##_entry { int n; } name##_entry\n"
+        "#define ENTRY(name) _ENTRY (name)\nENTRY (NAME);\n#ifndef NO_UNDEF\n# undef ENTRY\n# undef NAME\n#endif\n",
+        "one.h": '#ifndef ONE_H\n#define ONE_H\n#define NAME one\n#include "table.h"\n#endif\n',
+        "two.h": '#ifndef TWO_H\n#define TWO_H\n#define NAME two\n#include "table.h"\n#endif\n',
+        "use.c": '#include "one.h"\n#include "two.h"\n#define NAME three\n#include "table.h"\n'
+        "int use(one_entry *a, three_entry *b) { return a->n + b->n; }\n",
+    },
+    "a header whose name a macro pastes": {
+        "config.h": "#define LIB_HEADER(name) <lib##name.h>\n",
+        "dwarf/libdw.h": "typedef int dwarf;\n",
+        "use.c": '#include "config.h"\n#include LIB_HEADER(dw)\ndwarf use;\n',
+    },
+    "attributes that gcc has": {
+        "config.h.in": "#undef HAVE_ATTRIBUTE__NONNULL__\n#undef HAVE_FUNC_ATTRIBUTE_NORETURN\n",
+        "configure.ac": "AC_CONFIG_HEADERS([config.h])\n",
+        "use.c": '#include "config.h"\n#if !HAVE_ATTRIBUTE__NONNULL__ || !HAVE_FUNC_ATTRIBUTE_NORETURN\n'
+        "#error not there\n#endif\nint use;\n",
+    },
+    "functions of ISO C are declared whatever the options": {
+        "old.h": "#ifdef MISSING_PROTOTYPES\nint fprintf();\n#endif\n",
+        "use.c": '#include <stdio.h>\n#include "old.h"\nint use(void) { return fprintf(stderr, "a"); }\n',
+    },
+    "headers that precede the system's": {
+        **{f"common/{name}.h": f"typedef int lib_{name};\n" for name in ("common", "types", "wide")},
+        "common/narrow.h": '#include "memory.h"\ntypedef int lib_narrow;\n',
+        "common/memory.h": "#include <stdlib.h>\n#define lib_allocate(type) (type *) malloc(sizeof(type))\n",
+        "other.c": "#include <narrow.h>\nlib_narrow other;\n",
+        "use.c": "#include <common.h>\n#include <types.h>\n#include <wide.h>\n#include <memory.h>\n"
+        "lib_types *use(void) { return lib_allocate(lib_types); }\n",
+    },
+    "a function in capitals is no call of a macro": {
+        "io.h": "typedef struct { int n; } FILE_IO;\n",
+        "all.c": '#include "io.h"\n#include "use.h"\nint all(FILE_IO *io) { return CAN_READ(io); }\n',
+        "use.h": "static inline int CAN_READ(FILE_IO *io)\n{\n  return io->n;\n}\n",
+    },
+    "an option that a structure with conditions asks for": {
+        "lib.h": "#ifdef LIB_INTERNAL\ntypedef struct { int n; } options;\n#endif\n",
+        "use.c": '#include "lib.h"\nstruct writer {\n  int a;\n#ifdef LIB_XML\n  int b;\n#endif\n'
+        "  options c;\n};\nint use(struct writer *w) { return w->a; }\n",
+    },
+    "an option that is asked for where no program of its own is made": {
+        "lib.h": "#ifdef LIB_INTERNAL\ntypedef struct { int n; } options;\n#endif\n",
+        "use.c": '#include "lib.h"\n#ifndef STANDALONE\nint use(options *o) { return o->n; }\n#endif\n',
+    },
+    "copies of a header with one guard": {
+        **{
+            f"{name}/compat.h": "#ifndef COMPAT_H\n#define COMPAT_H\nstruct word { int n; };\n#endif\n"
+            for name in ("one", "two")
+        },
+        "one/list.h": '#include "compat.h"\nint list(struct word *w);\n',
+        "two/tree.h": '#include "compat.h"\nint tree(struct word *w);\n',
+        "use.c": '#include "one/list.h"\n#include "two/tree.h"\n'
+        "int use(struct word *w) { return list(w) + tree(w); }\n",
+    },
+    "names that Fortran has, fast integers, a name of the package that a script computes": {
+        "config.h.in": "#undef F77_FUNC\n#undef PACKAGE\n",
+        "configure.ac": 'AC_CONFIG_HEADERS([config.h])\nAC_DEFINE_UNQUOTED(PACKAGE, "${PACKAGE}", [name])\n',
+        "use.c": '#include "config.h"\n#define open_file F77_FUNC(openf, OPENF)\n'
+        'int_fast16_t open_file(uint_least8_t n) { return n; }\nconst char *use = PACKAGE "-1";\n',
+    },
 }  # fmt: skip
 
 
@@ -189,3 +250,29 @@ def test_members_defined_beside_their_class_stay_definitions():
     text = f"class Sum {{\npublic:\n  void init();\n{ends}"
     (item,) = read_items(text.encode(), MacroTable()).items
     assert b"Sum::init();" not in Shortener(MacroTable()).skeleton(item, frozenset(), bare=True)[0].text
+
+
+def test_members_that_the_kernel_alone_has_are_no_option(tmp_path):
+    files = {
+        "lib.h": "struct lib {\n  int n;\n#ifdef __KERNEL__\n  int k;\n#endif\n};\n",
+        "use.c": '#include <other.h>\n#include "lib.h"\n'
+        "int use(struct lib *l, struct other *o) { return l->n + o->k; }\n",
+    }
+    assert "#define __KERNEL__" not in one_document(tmp_path, files, of="use.c").text
+
+
+def test_a_class_of_gobject_is_there_whole_for_what_is_derived_from_it(tmp_path):
+    files = {
+        "base.h": "#include <glib-object.h>\nG_DECLARE_DERIVABLE_TYPE (LibBase, lib_base, LIB, BASE, GObject)\n"
+        "struct _LibBaseClass\n{\n  GObjectClass parent_class;\n  int n;\n};\n",
+        "use.h": '#include "base.h"\nG_DECLARE_FINAL_TYPE (LibUse, lib_use, LIB, USE, LibBase)\n',
+    }
+    in_order(one_document(tmp_path, files, of="use.h").text, "BASE, GObject", "  int n;", "USE, LibBase")
+
+
+def test_the_header_of_a_library_below_a_folder_of_its_name_is_included(tmp_path):
+    files = {
+        "src/tk/own.h": "typedef int own;\n",
+        "src/use.c": '#include <tk/tk.h>\n#include "tk/own.h"\nown use(TkWindow *w) { return 1; }\n',
+    }
+    assert "#include <tk/tk.h>\n" in one_document(tmp_path, files, of="src/use.c").text
