@@ -276,3 +276,14 @@ def test_the_header_of_a_library_below_a_folder_of_its_name_is_included(tmp_path
         "src/use.c": '#include <tk/tk.h>\n#include "tk/own.h"\nown use(TkWindow *w) { return 1; }\n',
     }
     assert "#include <tk/tk.h>\n" in one_document(tmp_path, files, of="src/use.c").text
+
+
+def test_of_enumerators_that_calls_with_calls_make_those_stay_that_are_named(tmp_path):
+    entries = "".join(f'entry(NAME_{number}, of(1, {number}), of(0, 0), "text")\n' for number in range(200))
+    files = {
+        "list.h": f"enum {{\n#define entry(id, since, until, text) id,\n{entries}#undef entry\n}};\n",
+        "use.c": '#include "list.h"\nint use(void) { return NAME_7; }\n',
+    }
+    document = one_document(tmp_path, files, of="use.c", budget=900)
+    assert document.kind == "compilable"
+    assert compile_errors(document.text, language="c") == ""

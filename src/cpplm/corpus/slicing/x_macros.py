@@ -43,10 +43,11 @@ def made_enumerators(item: Item, text: bytes, macros: MacroTable) -> Iterator[Ma
     defines: dict[bytes, list[Macro]] = defaultdict(list)
     for name, macro in (parse_define(d.argument) for d in item.directives if d.keyword == b"define"):
         defines[name].append(macro)
+    end = 0
     for call in _CALL.finditer(text, enumeration.end() - 1):
         name, start = call.group(2), call.start(1)
-        if text[max(0, start - 80) : start].rstrip().endswith(_OPERATORS):
-            continue  # in a value
+        if start < end or text[max(0, start - 80) : start].rstrip().endswith(_OPERATORS):
+            continue  # in an argument or a value
         words = [each.strip() for each in call.group(3).split(b",")]
         if name in defines:
             made = [_made_by(macro, words) for macro in defines[name]]
