@@ -157,14 +157,16 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "use.c": '#include "config.h"\n#include LIB_HEADER(dw)\ndwarf use;\n',
     },
     "attributes that gcc has": {
-        "config.h.in": "#undef HAVE_ATTRIBUTE__NONNULL__\n#undef HAVE_FUNC_ATTRIBUTE_NORETURN\n",
+        "config.h.in": "#undef HAVE_ATTRIBUTE__NONNULL__\n#undef HAVE_ATTR_PACKED\n",
         "configure.ac": "AC_CONFIG_HEADERS([config.h])\n",
-        "use.c": '#include "config.h"\n#if !HAVE_ATTRIBUTE__NONNULL__ || !HAVE_FUNC_ATTRIBUTE_NORETURN\n'
+        "use.c": '#include "config.h"\n#if !HAVE_ATTRIBUTE__NONNULL__ || !HAVE_ATTR_PACKED\n'
         "#error not there\n#endif\nint use;\n",
     },
     "functions of ISO C are declared whatever the options": {
-        "old.h": "#ifdef MISSING_PROTOTYPES\nint fprintf();\n#endif\n",
-        "use.c": '#include <stdio.h>\n#include "old.h"\nint use(void) { return fprintf(stderr, "a"); }\n',
+        "old.h": "#ifdef MISSING_PROTOTYPES\nint fprintf();\n#endif\n"
+        "#ifdef LIB_HUGE\n#undef HUGE_VAL\n#define HUGE_VAL LIB_HUGE\n#endif\n",
+        "use.c": '#include <math.h>\n#include <stdio.h>\n#include "old.h"\n'
+        'int use(double d) { return d < HUGE_VAL ? fprintf(stderr, "a") : 0; }\n',
     },
     "headers that precede the system's": {
         **{f"common/{name}.h": f"typedef int lib_{name};\n" for name in ("common", "types", "wide")},
@@ -252,13 +254,14 @@ def test_members_defined_beside_their_class_stay_definitions():
     assert b"Sum::init();" not in Shortener(MacroTable()).skeleton(item, frozenset(), bare=True)[0].text
 
 
-def test_members_that_the_kernel_alone_has_are_no_option(tmp_path):
+@pytest.mark.parametrize("option", ["__KERNEL__", "_LIBC"])
+def test_members_that_the_kernel_or_glibc_alone_has_are_no_option(tmp_path, option):
     files = {
-        "lib.h": "struct lib {\n  int n;\n#ifdef __KERNEL__\n  int k;\n#endif\n};\n",
+        "lib.h": f"struct lib {{\n  int n;\n#ifdef {option}\n  int k;\n#endif\n}};\n",
         "use.c": '#include <other.h>\n#include "lib.h"\n'
         "int use(struct lib *l, struct other *o) { return l->n + o->k; }\n",
     }
-    assert "#define __KERNEL__" not in one_document(tmp_path, files, of="use.c").text
+    assert f"#define {option}" not in one_document(tmp_path, files, of="use.c").text
 
 
 def test_a_class_of_gobject_is_there_whole_for_what_is_derived_from_it(tmp_path):

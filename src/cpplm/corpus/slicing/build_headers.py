@@ -42,7 +42,7 @@ _SET = re.compile(rb'(?mi)^[ \t]*set[ \t]*\(\s*(\w+)\s+"?([2-9]|[1-9]\d+)"?\s*\)
 # As on most machines: the order of bytes, the compiler, and types of ISO C and POSIX.
 _IS_DEFAULT = re.compile(
     rb"LITTLE_?ENDIAN|IS_LITTLE|LINUX$|COMPILER_IS_G(?:NU|CC)|^_GNU_SOURCE$|^GNULIB_[A-Z]|^TIME_WITH_SYS_TIME$"
-    rb"|^HAVE_(?:\w+_)?ATTRIBUTE_+(?:ALIAS|CONSTRUCTOR|FORMAT|NONNULL|NORETURN|PACKED|UNUSED|VISIBILITY|WEAK)_*$"
+    rb"|^HAVE_(?:\w+_)?ATTR(?:IBUTE)?_+(?:ALIAS|CONSTRUCTOR|FORMAT|NONNULL|NORETURN|PACKED|UNUSED|VISIBILITY|WEAK)_*$"
     rb"|^HAVE_(?:TYPE_)?(?:_?BOOL(?:_T)?|(?:U?_?INT(?:8|16|32|64|PTR|MAX|XX)|S?SIZE|SOCKLEN|OFF|PID)(?:_T)?"
     rb"|\w+_T_IN_\w+_H|(?:CLOCK|DEV|GID|INO|IN_ADDR|IN_PORT|MODE|NLINK|SA_FAMILY|SIGSET|SIG_ATOMIC|TIME|UID|WCHAR)_T)$"
 )

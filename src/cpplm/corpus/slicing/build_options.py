@@ -52,7 +52,7 @@ def hiding_options(expansion: Expansion) -> set[bytes]:
         if all(options) and around.isdisjoint(chosen):
             found |= chosen
     found |= _options_of_members(expansion) | _options_of_stubs(expansion)
-    return {name for name in found if not name.startswith(b"__")}  # the compiler's
+    return {name for name in found if not name.startswith((b"__", b"_LIBC"))}  # the compiler's, glibc's
 
 
 def _options_of_stubs(expansion: Expansion) -> set[bytes]:
