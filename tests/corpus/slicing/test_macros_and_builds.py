@@ -158,9 +158,11 @@ _PROJECTS: dict[str, dict[str, str]] = {
     },
     "attributes that gcc has": {
         "config.h.in": "#undef HAVE_ATTRIBUTE__NONNULL__\n#undef HAVE_ATTR_PACKED\n",
-        "configure.ac": "AC_CONFIG_HEADERS([config.h])\n",
+        "configure.ac": "AC_CONFIG_HEADERS([config.h])\n"
+        "AC_DEFINE_UNQUOTED([LIB_HAVE_ATTRIBUTE_MALLOC], [$lib_cv_malloc])\n",
         "use.c": '#include "config.h"\n#if !HAVE_ATTRIBUTE__NONNULL__ || !HAVE_ATTR_PACKED\n'
-        "#error not there\n#endif\nint use;\n",
+        "#error not there\n#endif\n#define HAS_MALLOC LIB_HAVE_ATTRIBUTE_MALLOC\n"
+        "#if HAS_MALLOC\n#endif\nint use;\n",
     },
     "functions of ISO C are declared whatever the options": {
         "old.h": "#ifdef MISSING_PROTOTYPES\nint fprintf();\n#endif\n"

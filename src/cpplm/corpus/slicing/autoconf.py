@@ -80,7 +80,8 @@ def defined_by_checks(script: bytes) -> dict[bytes, bytes]:
             if name.endswith(b"_TYPE"):  # a number is none
                 continue
             number = numbers.get(value.strip(b"${}"), b"0")
-            text = b'""' if computed.group(1) else b"" if ATTRIBUTE.search(name) else number
+            is_empty = ATTRIBUTE.search(name) and b"HAVE_" not in name
+            text = b'""' if computed.group(1) else b"" if is_empty else number
             values.setdefault(name, text)
         elif (name.isupper() or value[:1] == b"<" or is_attribute) and not _NO_VALUE.search(value):
             values.setdefault(name, b"" if is_attribute else value)
