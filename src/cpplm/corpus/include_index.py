@@ -127,8 +127,7 @@ def library_includes(
     many = (
         arguments
         for prefix, arguments in lacking.items()
-        if len(arguments) >= FEWEST_HEADERS
-        and (prefix[-1:] != "/" or len(arguments) > len(answered[prefix]))
+        if len(arguments) >= FEWEST_HEADERS and (prefix[-1:] != "/" or len(arguments) > len(answered[prefix]))
     )
     named = (
         {each for each in arguments if each.rpartition("/")[2].startswith(prefix[:-1])}

@@ -74,7 +74,13 @@ _ENUMERATORS = re.compile(rb"\s*+\{[^;{}]*+\}")
 _NAME_OR_CALL = re.compile(rb"([A-Za-z_]\w*)(\s*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))?")
 _WITH_ARGUMENTS = ("blank_call", "blank_either", "open", "close")
 # The type, its prefix for functions, and the type that it is derived from, each a `struct _LibItemClass`.
-_GOBJECT_ARGUMENTS: tuple[tuple[tuple[bytes, ...], int], ...] = ((), 0), ((), 1), ((b"_",), 0), ((), 4), ((b"_",), 4)
+_GOBJECT_ARGUMENTS: tuple[tuple[tuple[bytes, ...], int], ...] = (
+    ((), 0),
+    ((), 1),
+    ((b"_",), 0),
+    ((), 4),
+    ((b"_",), 4),
+)
 # GObject's: `G_DEFINE_TYPE(LibItem, lib_item, G_TYPE_OBJECT)` needs LibItemClass and declares lib_item_init.
 _LIBRARY_PASTES: Pastes = {
     b"G_" + name: frozenset(

@@ -145,7 +145,8 @@ _PROJECTS: dict[str, dict[str, str]] = {
     },
     "macros that one `#undef` ends with others": {
         "table.h": "#define _ENTRY(name) typedef struct name##_entry { int n; } name##_entry\n"
-        "#define ENTRY(name) _ENTRY (name)\nENTRY (NAME);\n#ifndef NO_UNDEF\n# undef ENTRY\n# undef NAME\n#endif\n",
+        "#define ENTRY(name) _ENTRY (name)\nENTRY (NAME);\n"
+        "#ifndef NO_UNDEF\n# undef ENTRY\n# undef NAME\n#endif\n",
         "one.h": '#ifndef ONE_H\n#define ONE_H\n#define NAME one\n#include "table.h"\n#endif\n',
         "two.h": '#ifndef TWO_H\n#define TWO_H\n#define NAME two\n#include "table.h"\n#endif\n',
         "use.c": '#include "one.h"\n#include "two.h"\n#define NAME three\n#include "table.h"\n'
@@ -177,6 +178,12 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "other.c": "#include <narrow.h>\nlib_narrow other;\n",
         "use.c": "#include <common.h>\n#include <types.h>\n#include <wide.h>\n#include <memory.h>\n"
         "lib_types *use(void) { return lib_allocate(lib_types); }\n",
+    },
+    "a header of the system whose name a macro makes, a type that a script finds": {
+        "configure.ac": "AC_INIT([lib], [1])\nCPPFLAGS=\"-DLIB_ID_TYPE=`echo $INT32_T`\"\n",
+        "lib.h": "#define LIB_HEADER(name) <name.h>\n#include LIB_HEADER(stdint)\n"
+        "typedef unsigned LIB_ID_TYPE lib_id;\n",
+        "use.c": '#include "lib.h"\nint32_t use(lib_id n) { return n; }\n',
     },
     "a function in capitals is no call of a macro": {
         "io.h": "typedef struct { int n; } FILE_IO;\n",
@@ -268,7 +275,8 @@ def test_members_that_the_kernel_or_glibc_alone_has_are_no_option(tmp_path, opti
 
 def test_a_class_of_gobject_is_there_whole_for_what_is_derived_from_it(tmp_path):
     files = {
-        "base.h": "#include <glib-object.h>\nG_DECLARE_DERIVABLE_TYPE (LibBase, lib_base, LIB, BASE, GObject)\n"
+        "base.h": "#include <glib-object.h>\n"
+        "G_DECLARE_DERIVABLE_TYPE (LibBase, lib_base, LIB, BASE, GObject)\n"
         "struct _LibBaseClass\n{\n  GObjectClass parent_class;\n  int n;\n};\n",
         "use.h": '#include "base.h"\nG_DECLARE_FINAL_TYPE (LibUse, lib_use, LIB, USE, LibBase)\n',
     }

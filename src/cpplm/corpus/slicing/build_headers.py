@@ -88,6 +88,8 @@ _TEXT_MACRO = re.compile(
 )
 # Of a command line: `-DNAME=1`; of a shell script: `add_def NAME $value`; of a text that becomes a header.
 _NUMBER_MACRO = re.compile(rb"-D([A-Z_][A-Z0-9_]+)=(\d+)\b")
+# `-DNAME_TYPE=$type`, of what a script finds out.
+_TYPE_MACRO = re.compile(rb"-D([A-Z_][A-Z0-9_]*_TYPE)=[\"'`$]")
 _SHELL_MACRO = re.compile(rb"(?m)^[ \t]*(?:add|config|set)_def(?:ine)?[ \t]+([A-Z_]\w+)[ \t]+(.*)$")
 # `CURSES_HEADER='<ncurses.h>'`, for `#include CURSES_HEADER`.
 _HEADER_MACRO = re.compile(rb"\b([A-Z_][A-Z0-9_]+)=[\"' \\]{0,4}(<[\w./]+\.h>)")
@@ -257,6 +259,7 @@ def _defined_macros(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     """The macros that a build file defines for the compiler; `""` and 0 where it computes what they are."""
     data = _TEMPLATE_TEXT.sub(b"", data)
     yield from _NUMBER_MACRO.findall(data)
+    yield from ((name, b"int") for name in _TYPE_MACRO.findall(data))
     yield from _WRITTEN_MACRO.findall(data)
     yield from _HEADER_MACRO.findall(data)
     yield from _MESON_NUMBER.findall(data)

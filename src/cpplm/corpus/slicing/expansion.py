@@ -203,16 +203,15 @@ class Expander:
         """Read a file; `likely` if it is read where all that the project leaves open is not defined."""
         file = self._index.read(name)
         expansion = self._expansion
+        guard = file.parsed.lexed.guard if file.parsed.sound else b""
         if (
             (file.once and any(before <= set(frames) for before in self._read[name]))
             or depth > _DEEPEST
             or len(expansion.visits) > _MOST_VISITS
             or self._seen[name] > _MOST_VISITS_OF_A_FILE
+            or self._is_copy(name, guard)
         ):
             return
-        guard = file.parsed.lexed.guard if file.parsed.sound else b""
-        if guard and not self._seen[name] and name not in expansion.own and self._is_defined(guard):
-            return  # a copy of it that lies elsewhere was read
         states = [self._state, self._likely] if likely else [self._state]
         for state in states if guard else ():
             state.macros[guard] = parse_define(guard)[1]
@@ -252,6 +251,11 @@ class Expander:
         for guard in {frame.lines[0] for guards in file.guards.values() for frame in guards}:
             for state in states[visit.is_conditional :]:  # there it may be read again
                 state.macros[guard.split()[-1]] = Macro(b"")  # from now on that part is not read
+
+    def _is_copy(self, name: str, guard: bytes) -> bool:
+        """True if the guard of a borrowed file is defined before it is read: a copy of it was."""
+        is_new = not self._seen[name] and name not in self._expansion.own
+        return is_new and guard != b"" and self._is_defined(guard)
 
     def _demand(self, frames: Sequence[Frame], file: ParsedFile) -> None:
         """Have a macro defined without which the innermost branch is read: of several the first for Linux."""
@@ -313,7 +317,10 @@ class Expander:
                 if included or (not visit.own and directive.argument in made):
                     removed.append(directive)
                 else:
-                    external.append((undecided, directive.line))
+                    # A borrowed include stands without the macros that it is made of.
+                    is_made = argument and directive.argument[:1] not in (b'"', b"<")
+                    line = b"#include " + argument.encode() if is_made else directive.line
+                    external.append((undecided, line))
                     last_external = directive.start
                 is_missing = included and likely and visit.cuts[-1:] != [number]
                 if is_missing and any(d.keyword == b"else" for d in item.directives):
