@@ -75,7 +75,7 @@ def documents_of(
     """
     units, index = index_of(folder, merge=mode != "file", closed=closed, unquotable=unquotable)
     options = SliceOptions(budget, Measure(count, most_bytes=1 if count is utf8_bytes else 16), mode)
-    shortener = Shortener(index.macros)
+    shortener = Shortener(index.macros, index.types | index.aliases)
     with patch.object(documents_module, "_GENEROUS", 1e9 if generous else documents_module._GENEROUS):
         return [
             document

@@ -120,7 +120,8 @@ def _tools(context: ProjectContext) -> tuple[ProjectIndex, Shortener, UnitParser
         _TOOLS.clear()
         files = list(context.index.files.values())
         parser = UnitParser(context.semantic, files) if context.semantic is not None else None
-        _TOOLS[context.digest] = (context.index, Shortener(context.index.macros), parser)
+        types = context.index.types | context.index.aliases
+        _TOOLS[context.digest] = (context.index, Shortener(context.index.macros, types), parser)
     return _TOOLS[context.digest]
 
 

@@ -300,3 +300,16 @@ def test_of_enumerators_that_calls_with_calls_make_those_stay_that_are_named(tmp
     document = one_document(tmp_path, files, of="use.c", budget=900)
     assert document.kind == "compilable"
     assert compile_errors(document.text, language="c") == ""
+
+
+def test_virtual_functions_of_another_project_stay_in_what_is_derived_from_it(tmp_path):
+    files = {
+        "reader.h": "#include <stream.h>\nclass Own { public: virtual int close() = 0; };\n"
+        "class Reader : public lib::Stream<int>, public Own {\npublic:\n  int read(int n) override;\n"
+        + "".join(f"  int other_{number}(int n);\n" for number in range(99))
+        + "};\n",
+        "use.cc": '#include "reader.h"\nint use() { Reader reader; return 1; }\n',
+    }
+    text = one_document(tmp_path, files, of="use.cc", budget=600).text
+    assert "int read(int n) override;" in text
+    assert "other_7" not in text

@@ -49,11 +49,17 @@ class Detail(IntEnum):
     BARE = 5  # as before, and without the bodies of `constexpr` functions
 
 
+_TEMPLATE_ARGUMENTS = re.compile(rb"<[^<>{};]*>")
+_BASES = re.compile(rb"(?<!:):(?!:)([^{]*+)\{")
+_VIRTUAL = re.compile(rb"\b(?:virtual|override|final)\b")
+
+
 @dataclass
 class Shortener:
     """Shortens the items of one project; what does not depend on who asks is remembered."""
 
     macros: MacroTable
+    types: Set[bytes] | None = None  # that the project declares; None where that is not known
     _known: dict[tuple[int, Detail], tuple[Item, Item]] = field(default_factory=dict)
     _forwards: dict[int, tuple[Item, Item | None]] = field(default_factory=dict)
     _skeletons: dict[tuple[int, bytes], tuple[Item, Item]] = field(default_factory=dict)
@@ -113,6 +119,10 @@ class Shortener:
         found = self._wanted.get(key)
         if found is None:
             names, gone = outline.names, outline.members
+            if self.types is not None and _derives_from_another(outline.text, self.types):
+                virtual = [each for each in gone if _VIRTUAL.search(outline.text, each.start, each.end)]
+                names = names.union(*(each.names for each in virtual))
+                gone = tuple(each for each in gone if each not in virtual)
             while kept := [each for each in gone if each.name in wanted or each.name in names]:
                 gone = tuple(each for each in gone if each.name not in wanted and each.name not in names)
                 names = names.union(*(each.names for each in kept))
@@ -152,6 +162,16 @@ class Shortener:
         if item.kind == ItemKind.FUNCTION and b"{" not in text:
             short.kind, short.function_name = ItemKind.PROTOTYPE, b""
         return short
+
+
+def _derives_from_another(text: bytes, types: Set[bytes]) -> bool:
+    """True for a class with a base that is none of these types, and whose virtual functions are not known."""
+    head = text[: text.find(b"{") + 1]
+    while _TEMPLATE_ARGUMENTS.search(head):
+        head = _TEMPLATE_ARGUMENTS.sub(b"", head)
+    bases = _BASES.search(head)
+    named = (IDENTIFIER.findall(base)[-1:] for base in bases.group(1).split(b",")) if bases else ()
+    return any(types.isdisjoint(name) for name in named)
 
 
 def called_in(item: Item, short: Item) -> Set[bytes]:
