@@ -313,3 +313,13 @@ def test_virtual_functions_of_another_project_stay_in_what_is_derived_from_it(tm
     text = one_document(tmp_path, files, of="use.cc", budget=600).text
     assert "int read(int n) override;" in text
     assert "other_7" not in text
+
+
+@pytest.mark.parametrize(("indent", "is_read"), [("", True), ("  ", False)])
+def test_a_header_that_a_branch_of_a_script_includes_first_is_not_read(tmp_path, indent, is_read):
+    files = {
+        "configure.ac": f'AC_INIT([lib], [1])\n{indent}CPPFLAGS="$CPPFLAGS -include kernel.h"\n',
+        "kernel.h": "typedef unsigned char size_t;\n",
+        "use.c": "int use(void) { return sizeof(size_t); }\n",
+    }
+    assert ("typedef" in one_document(tmp_path, files, of="use.c").text) == is_read

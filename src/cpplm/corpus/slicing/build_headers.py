@@ -98,6 +98,7 @@ _MESON_TEXT = re.compile(rb"\.set_quoted\s*\(\s*'(\w+)'")
 _MESON_NUMBER = re.compile(rb"(?m)^\w+\.set\s*\(\s*'(\w+)'\s*,\s*'?(\d+)'?\s*\)")
 # `-include $(top_builddir)/config.h`: read before each source file.
 _FORCED_INCLUDE = re.compile(r"(?m)^[^#\n]*\s-include\s+(?:[^\s/]*/)*([\w-]+\.h)\b")
+_ALWAYS_INCLUDED = re.compile(r"(?m)^(?=\S)[^#\n]*\s-include\s+(?:[^\s/]*/)*([\w-]+\.h)\b")
 # What a script adds to its template, where conditions decide on it.
 _TEMPLATE_TEXT = re.compile(
     rb"\bAH_(?:TOP|BOTTOM|VERBATIM)\s*\((?:[^()]++|\((?:[^()]++|\((?:[^()]++|\([^()]*+\))*+\))*+\))*+\)"
@@ -241,7 +242,9 @@ def build_defaults(roots: Iterable[Path]) -> BuildDefaults:
                     macros.setdefault(b"GETTEXT_PACKAGE", b'""')  # by macros of autoconf's libraries
                 text = data.decode("utf-8", "replace")
                 scripts += [text] if path.name in AUTOCONF_SCRIPTS else []
-                forced |= dict.fromkeys(_FORCED_INCLUDE.findall(text))
+                is_script = path.name in AUTOCONF_SCRIPTS
+                pattern = _ALWAYS_INCLUDED if is_script else _FORCED_INCLUDE  # not what a branch adds
+                forced |= dict.fromkeys(pattern.findall(text))
                 written |= {name for pair in _WRITTEN_HEADER.findall(text) for name in pair if name}
                 for template, header in _configured_headers(text):
                     found = next(filter(Path.is_file, (path.parent / template, root / template)), path)
