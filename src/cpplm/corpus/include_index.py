@@ -130,8 +130,8 @@ def library_includes(
         if len(arguments) >= FEWEST_HEADERS and (prefix[-1:] != "/" or len(arguments) > len(answered[prefix]))
     )
     named = (
-        {each for each in arguments if each.rpartition("/")[2].startswith(prefix[:-1])}
+        {each for each in arguments if each[:1] == "<" and each.rpartition("/")[2].startswith(prefix[:-1])}
         for prefix, arguments in lacking.items()
-        if prefix[-1:] == "/" and not any(each.startswith("<") for each in answered[prefix])
+        if prefix[-1:] == "/" and not any(each[:1] == "<" for each in answered[prefix])
     )
     return frozenset[str]().union(*many, *named)

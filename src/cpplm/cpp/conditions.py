@@ -107,6 +107,7 @@ _ELSEWHERE = re.compile(
 # `#ifdef X` and `#if defined X`, alone.
 IF_DEFINED = re.compile(rb"#\s*(?:ifdef\s+|(?:el)?if\s+defined\s*\(?\s*|elifdef\s+)(\w+)\s*\)?\s*")
 _DEEPEST_EXPANSION = 12
+_LONGEST_INCLUDE = 1_000
 _WORDS = re.compile(rb"(\W+)")
 _LONGEST = 4_000
 
@@ -175,7 +176,7 @@ class MacroState:
                 return argument.decode("utf-8", "replace")
             name, *arguments = re.split(rb"[(),]", argument.strip())
             macro = self.lookup(name.strip())
-            if macro is None or not macro.body:
+            if macro is None or not macro.body or len(macro.body) + len(argument) > _LONGEST_INCLUDE:
                 break
             argument = macro.body
             if not argument.startswith(b'"'):  # `#define HEADER(name) <lib##name.h>`

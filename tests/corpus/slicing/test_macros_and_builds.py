@@ -3,6 +3,7 @@
 import pytest
 
 from cpplm.corpus.slicing.shortening import Shortener
+from cpplm.cpp.conditions import MacroState, parse_define
 from cpplm.cpp.items import read_items
 from cpplm.cpp.macros import MacroTable
 from tests.corpus.cpp import assert_compiles, compile_errors, in_order, needs_gxx, one_document
@@ -286,9 +287,12 @@ def test_a_class_of_gobject_is_there_whole_for_what_is_derived_from_it(tmp_path)
 def test_the_header_of_a_library_below_a_folder_of_its_name_is_included(tmp_path):
     files = {
         "src/tk/own.h": "typedef int own;\n",
-        "src/use.c": '#include <tk/tk.h>\n#include "tk/own.h"\nown use(TkWindow *w) { return 1; }\n',
+        "src/use.c": '#include <tk/tk.h>\n#include "tk/own.h"\n#include "tk/tk_config.h"\n'
+        "own use(TkWindow *w) { return 1; }\n",
     }
-    assert "#include <tk/tk.h>\n" in one_document(tmp_path, files, of="src/use.c").text
+    text = one_document(tmp_path, files, of="src/use.c").text
+    assert "#include <tk/tk.h>\n" in text
+    assert "tk_config.h" not in text
 
 
 def test_of_enumerators_that_calls_with_calls_make_those_stay_that_are_named(tmp_path):
@@ -323,3 +327,10 @@ def test_a_header_that_a_branch_of_a_script_includes_first_is_not_read(tmp_path,
         "use.c": "int use(void) { return sizeof(size_t); }\n",
     }
     assert ("typedef" in one_document(tmp_path, files, of="use.c").text) == is_read
+
+
+def test_macros_that_grow_without_end_name_no_header():
+    state = MacroState(frozenset())
+    name, macro = parse_define(b"GROW(x) GROW(" + b"x " * 400 + b")")
+    state.macros[name] = macro
+    assert state.include_argument(b"GROW(a)") == ""

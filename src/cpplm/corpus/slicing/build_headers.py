@@ -241,8 +241,8 @@ def build_defaults(roots: Iterable[Path]) -> BuildDefaults:
                 if path.name in AUTOCONF_SCRIPTS and b"GETTEXT" in data:
                     macros.setdefault(b"GETTEXT_PACKAGE", b'""')  # by macros of autoconf's libraries
                 text = data.decode("utf-8", "replace")
-                scripts += [text] if path.name in AUTOCONF_SCRIPTS else []
                 is_script = path.name in AUTOCONF_SCRIPTS
+                scripts += [text] if is_script else []
                 pattern = _ALWAYS_INCLUDED if is_script else _FORCED_INCLUDE  # not what a branch adds
                 forced |= dict.fromkeys(pattern.findall(text))
                 written |= {name for pair in _WRITTEN_HEADER.findall(text) for name in pair if name}

@@ -50,6 +50,7 @@ class Detail(IntEnum):
 
 
 _TEMPLATE_ARGUMENTS = re.compile(rb"<[^<>{};]*>")
+_DEEPEST_TEMPLATE = 8
 _BASES = re.compile(rb"(?<!:):(?!:)([^{]*+)\{")
 _VIRTUAL = re.compile(rb"\b(?:virtual|override|final)\b")
 
@@ -167,7 +168,7 @@ class Shortener:
 def _derives_from_another(text: bytes, types: Set[bytes]) -> bool:
     """True for a class with a base that is none of these types, and whose virtual functions are not known."""
     head = text[: text.find(b"{") + 1]
-    while _TEMPLATE_ARGUMENTS.search(head):
+    for _ in range(_DEEPEST_TEMPLATE):
         head = _TEMPLATE_ARGUMENTS.sub(b"", head)
     bases = _BASES.search(head)
     named = (IDENTIFIER.findall(base)[-1:] for base in bases.group(1).split(b",")) if bases else ()
