@@ -7,6 +7,7 @@ is shortened mentions less, so less has to stand before it.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Set
 from dataclasses import dataclass, field, replace
@@ -121,9 +122,9 @@ class Shortener:
         if found is None:
             names, gone = outline.names, outline.members
             if self.types is not None and _derives_from_another(outline.text, self.types):
-                virtual = [each for each in gone if _VIRTUAL.search(outline.text, each.start, each.end)]
-                names = names.union(*(each.names for each in virtual))
-                gone = tuple(each for each in gone if each not in virtual)
+                virtual = [_VIRTUAL.search(outline.text, each.start, each.end) for each in gone]
+                names = names.union(*(each.names for each in itertools.compress(gone, virtual)))
+                gone = tuple(each for each, is_kept in zip(gone, virtual, strict=True) if not is_kept)
             while kept := [each for each in gone if each.name in wanted or each.name in names]:
                 gone = tuple(each for each in gone if each.name not in wanted and each.name not in names)
                 names = names.union(*(each.names for each in kept))
