@@ -27,7 +27,7 @@ def readme_commands() -> list[str]:
 
 def test_make_demo_runs_the_commands_of_the_readme() -> None:
     shown = subprocess.run(
-        ["make", "--dry-run", "--assume-old", ".venv/.installed", "demo"],
+        ["make", "--no-print-directory", "--dry-run", "--assume-old", ".venv/.installed", "demo"],
         cwd=ROOT, capture_output=True, text=True, check=True, env={**os.environ, "MAKEFLAGS": ""},
     ).stdout  # fmt: skip
     made = [line.replace(".venv/bin/cpplm", "cpplm") for line in shown.splitlines() if "cpplm" in line]
