@@ -263,7 +263,7 @@ def test_random_orders_of_events() -> None:
 
 @pytest.mark.slow
 def test_very_many_random_orders_of_events() -> None:
-    number = int(os.environ.get("ORDERS", "100000"))
+    number = int(os.environ.get("ORDERS", "20000"))
     outcomes = simulate(range(number))
     assert outcomes["done"] > 0.9 * number
 

@@ -22,7 +22,7 @@ from cpplm.train.checkpoint.format import committed_steps
 from cpplm.train.report.machine_timeline import recoveries
 from tests.cloud.harness import Loopback, loopback
 
-PREEMPTIONS = int(os.environ.get("PREEMPTIONS", "6"))
+PREEMPTIONS = int(os.environ.get("PREEMPTIONS", "4"))
 STEPS = 40 + 12 * PREEMPTIONS  # so many that the preemptions are over before the run is
 MOMENTS = ("asked for", "setup", "compiling", "training", "training", "training", "saving")
 

@@ -16,7 +16,7 @@ from cpplm.train.checkpoint.format import open_run
 from cpplm.train.checkpoint.weights import load_tensors
 from tests.train.records import assert_same_records
 
-STEPS = 40
+STEPS = 24
 # `cpplm train`, with saves that take a second: long enough to be killed in the middle of one.
 SLOW_SAVES = """
 import time
@@ -99,13 +99,13 @@ def kill_when(process: subprocess.Popen[str], condition: object) -> None:
 def test_killed_runs_have_the_losses_of_one_left_alone(
     corpus: Path, tokenizer_path: Path, tmp_path: Path
 ) -> None:
-    flags = ("--mesh", "data=2,fsdp=2,model=2", "--device_batch_size", "2")
+    flags = ("--mesh", "data=1,fsdp=2,model=2", "--device_batch_size", "4")
     alone, killed = tmp_path / "alone", tmp_path / "killed"
-    finish(start(corpus, tokenizer_path, alone, *flags))
-    kill_when(start(corpus, tokenizer_path, killed, *flags), lambda: is_saving(killed))
+    finish(start(corpus, tokenizer_path, alone, *flags, chips=4))
+    kill_when(start(corpus, tokenizer_path, killed, *flags, chips=4), lambda: is_saving(killed))
     reached = len(steps(killed))
-    kill_when(start(corpus, tokenizer_path, killed, *flags), lambda: len(steps(killed)) > reached + 5)
-    finish(start(corpus, tokenizer_path, killed, *flags))
+    kill_when(start(corpus, tokenizer_path, killed, *flags, chips=4), lambda: len(steps(killed)) > reached + 5)
+    finish(start(corpus, tokenizer_path, killed, *flags, chips=4))
     assert len(steps(alone)) == STEPS
     assert dict(steps(killed)) == dict(steps(alone))
     for name in ("model.safetensors", "optimizer.safetensors"):
@@ -128,7 +128,7 @@ def start_two_hosts(
         address = f"localhost:{free.getsockname()[1]}"
     return [
         start((number and corpus_of_second) or corpus, tokenizer, out, *more, *number * of_second,
-              "--multi_host", chips=4,
+              "--multi_host", chips=2,
               program=program_of_second if number else SLOW_SAVES,
               JAX_COORDINATOR_ADDRESS=address, JAX_NUM_PROCESSES="2", JAX_PROCESS_ID=str(number))
         for number in range(2)
@@ -136,23 +136,23 @@ def start_two_hosts(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["data=2,fsdp=4", "data=1,model=8"])
+@pytest.mark.parametrize("mesh", ["data=2,fsdp=2", "data=1,model=4"])
 def test_two_hosts_are_as_one(corpus: Path, tokenizer_path: Path, tmp_path: Path, mesh: str) -> None:
     """Rows divided between hosts; or read by both, and then each computes a half of every row."""
     rows = "8" if "data=1" in mesh else "1"
     flags = ("--mesh", mesh, "--device_batch_size", rows, "--head_dim", "8", "--eval_every", "3",
              "--eval_tokens", "2000", "--num_iterations", "6")  # fmt: skip
     alone, together = tmp_path / "alone", tmp_path / "together"
-    finish(start(corpus, tokenizer_path, alone, *flags))
+    finish(start(corpus, tokenizer_path, alone, *flags, chips=4))
     for host in start_two_hosts(corpus, tokenizer_path, together, *flags):
         finish(host)
     assert_same_records(together, alone, rel=2e-4)
     assert {"model-00002-of-00002.safetensors", "optimizer-00002-of-00002.safetensors"} < set(
         open_run(together).files
     )  # the second host's
-    if mesh == "data=2,fsdp=4":  # one host goes on with what two have saved
+    if mesh == "data=2,fsdp=2":  # one host goes on with what two have saved
         for run in (alone, together):
-            finish(start(corpus, tokenizer_path, run, *flags[:-1], "8"))
+            finish(start(corpus, tokenizer_path, run, *flags[:-1], "8", chips=4))
         assert_same_records(together, alone, rel=2e-4)
     for name in ("model.safetensors", "optimizer.safetensors"):
         theirs = load_tensors(open_run(alone), name)
@@ -185,7 +185,9 @@ def test_hosts_with_other_settings_end_with_a_message(
 @pytest.mark.slow
 def test_an_error_of_one_host_ends_both(corpus: Path, tokenizer_path: Path, tmp_path: Path) -> None:
     """In the middle of a step, in which the other one waits for it."""
-    first, second = start_two_hosts(corpus, tokenizer_path, tmp_path / "run", program_of_second=DAMAGED)
+    first, second = start_two_hosts(
+        corpus, tokenizer_path, tmp_path / "run", "--total_batch_size", "256", program_of_second=DAMAGED
+    )
     _, said = second.communicate(timeout=600)
     assert "cpplm: a shard is damaged" in said
     _, said = first.communicate(timeout=600)
@@ -197,8 +199,8 @@ def test_an_error_of_one_host_ends_both(corpus: Path, tokenizer_path: Path, tmp_
 @pytest.mark.slow
 def test_a_signal_to_one_host_stops_both(corpus: Path, tokenizer_path: Path, tmp_path: Path) -> None:
     """Also amid validation, which hosts that read the same rows have to end together."""
-    flags = ("--mesh", "data=1,context=8", "--device_batch_size", "8", "--eval_every", "2",
-             "--eval_tokens", "2000")  # fmt: skip
+    flags = ("--mesh", "data=1,context=4", "--device_batch_size", "8", "--eval_every", "2",
+             "--eval_tokens", "2000", "--num_iterations", str(STEPS // 2))  # fmt: skip
     out = tmp_path / "run"
     hosts = start_two_hosts(corpus, tokenizer_path, out, *flags)
     while len(steps(out)) < 5:
@@ -209,8 +211,8 @@ def test_a_signal_to_one_host_stops_both(corpus: Path, tokenizer_path: Path, tmp
         _, said = host.communicate(timeout=600)
         assert host.returncode == 130, said
     reached = len(steps(out))
-    assert reached < STEPS
+    assert reached < STEPS // 2
     assert open_run(out).step == reached
     for host in start_two_hosts(corpus, tokenizer_path, out, *flags):
         finish(host)
-    assert [step for step, _ in steps(out)] == list(range(1, STEPS + 1))
+    assert [step for step, _ in steps(out)] == list(range(1, STEPS // 2 + 1))

@@ -51,7 +51,7 @@ def test_quick_start_ends_with_the_page(tmp_path: Path) -> None:
     demo = tmp_path / "demo"
     commands = []
     for line in readme_commands():
-        here = line.replace("runs/demo", str(demo)).replace("--max_minutes 3", "--num_iterations 40")
+        here = line.replace("runs/demo", str(demo)).replace("--max_minutes 3", "--num_iterations 12")
         commands.append(shlex.split(here.removeprefix("cpplm ")))
     for command in commands:
         if command[0] == "generate":
@@ -61,7 +61,7 @@ def test_quick_start_ends_with_the_page(tmp_path: Path) -> None:
         if command[0] == "evaluate":
             command += ["--eval_bytes", "60000", "--max_new_tokens", "48"]
         if command[0] == "train":
-            command += ["--eval_every", "1000"]
+            command += ["--eval_every", "1000", "--eval_tokens", "16384"]
         done = cpplm_process(*command, cwd=ROOT, timeout=1200)
         assert done.returncode == 0, f"{command}: {done.stderr}"
 

@@ -167,13 +167,13 @@ def test_killed_runs_end_with_the_same_weights(settings: RlSettings, tmp_path: P
     def start(out: Path) -> subprocess.Popen[str]:
         return start_cpplm(
             "rl", settings.tasks, "--init_from", settings.init_from, "--out", out, "--num_prompts", 2,
-            "--num_samples", 6, "--num_iterations", 120, "--save_every", 1, "--audit_items", 0,
+            "--num_samples", 6, "--num_iterations", 50, "--save_every", 1, "--audit_items", 0,
             "--device_type", "cpu", "--lr_scale", 0.2,
         )  # fmt: skip
 
     finish(start(tmp_path / "alone"))
     chance, killed = random.Random(0), 0
-    for _ in range(20):
+    for _ in range(8):
         process = start(tmp_path / "killed")
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(chance.uniform(2, 5))
@@ -181,7 +181,7 @@ def test_killed_runs_end_with_the_same_weights(settings: RlSettings, tmp_path: P
         process.communicate()
         killed += 1
     finish(start(tmp_path / "killed"))
-    assert killed == 20
+    assert killed == 8
     assert_same(tmp_path / "alone", tmp_path / "killed")
     ours, theirs = (list(read_jsonl(tmp_path / name / "rollouts.jsonl")) for name in ("killed", "alone"))
     assert ours == theirs
