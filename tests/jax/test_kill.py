@@ -103,8 +103,8 @@ def test_killed_runs_have_the_losses_of_one_left_alone(
     alone, killed = tmp_path / "alone", tmp_path / "killed"
     finish(start(corpus, tokenizer_path, alone, *flags, chips=4))
     kill_when(start(corpus, tokenizer_path, killed, *flags, chips=4), lambda: is_saving(killed))
-    reached = len(steps(killed))
-    kill_when(start(corpus, tokenizer_path, killed, *flags, chips=4), lambda: len(steps(killed)) > reached + 5)
+    later = len(steps(killed)) + 5
+    kill_when(start(corpus, tokenizer_path, killed, *flags, chips=4), lambda: len(steps(killed)) > later)
     finish(start(corpus, tokenizer_path, killed, *flags, chips=4))
     assert len(steps(alone)) == STEPS
     assert dict(steps(killed)) == dict(steps(alone))
