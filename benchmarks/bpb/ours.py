@@ -16,6 +16,7 @@ from measuring import progress
 from bpb.data import Data
 from bpb.scoring import Curve, HeldOut, Score
 from cpplm.model.config import ModelConfig
+from cpplm.tokenizer.special_tokens import BOS
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.pretrain import model_config, pretrain
 from cpplm.train.settings import TrainSettings
@@ -53,7 +54,7 @@ def held_out_texts(trainer: Trainer, texts: list[str]) -> HeldOut:
         texts,
         tokenizer.encode_batch(texts),
         token_bytes=tokenizer.token_bytes,
-        start_id=tokenizer.bos,
+        start_id=BOS,
         seq_len=settings.max_seq_len,
         rows=settings.device_batch_size,
     )

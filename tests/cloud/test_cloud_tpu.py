@@ -140,7 +140,7 @@ def test_nothing_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_only_this_machine_is_spoken_to_in_the_clear(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENDPOINT, "tpu.example.com:443")
-    with pytest.raises(UserError, match="only this machine"):
+    with pytest.raises(UserError, match="this machine only"):
         CloudTpu()
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpplm.core.errors import UserError
-from cpplm.core.workers import batched_by_size, partition_by_size, worker_pool
+from cpplm.core.workers import batched_by_size, map_in_threads, partition_by_size, worker_pool
 
 
 def own_pid() -> int:
@@ -60,6 +60,18 @@ def test_a_killed_worker_is_an_error() -> None:
         worker = pool.submit(own_pid).result()
         os.kill(worker, signal.SIGKILL)
         pool.submit(own_pid).result()
+
+
+def test_results_of_threads_come_in_the_order_of_the_jobs() -> None:
+    def late(seconds: float, name: str) -> str:
+        time.sleep(seconds)
+        return name
+
+    options = {"workers": 3, "what": "wait", "unit": "job", "disable": True}
+    assert map_in_threads(late, [0.1, 0.0, 0.05, 0.0], "abcd", **options) == ["a", "b", "c", "d"]
+    assert map_in_threads(late, [], [], **options) == []
+    with pytest.raises(ZeroDivisionError):
+        map_in_threads(divmod, [1, 1], [1, 0], **options)
 
 
 @given(st.dictionaries(st.text(max_size=3), st.integers(0, 100), max_size=20), st.integers(1, 6))

@@ -19,7 +19,7 @@ from cpplm.cpp.syntax_spans import join_spans
 from cpplm.dataloader.encoding import RawDocument, TokenIds
 from cpplm.dataloader.fim import FimEncoder, FimSettings, invert, render_fim_prompt
 from cpplm.dataloader.fim_holes import cut_segments
-from cpplm.tokenizer.pretokenizer import PATTERN
+from cpplm.tokenizer.pretokenizer import PATTERNS
 from cpplm.tokenizer.special_tokens import BOS, EOS, FIM_MIDDLE, FIM_PREFIX, FIM_SUFFIX
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.corpus.parsed import parsed
@@ -300,7 +300,7 @@ def test_no_segment_ends_inside_a_character() -> None:
 
 def test_a_segment_whose_parts_do_not_fit_stays_plain(tmp_path: Path) -> None:
     """A word of 64 letters is a token here, and 64 tokens when a hole begins or ends inside it."""
-    tokenizer = Tokenizer(PATTERN, (*(bytes([value]) for value in range(256)), b"x" * 64))
+    tokenizer = Tokenizer(PATTERNS["lines"], (*(bytes([value]) for value in range(256)), b"x" * 64))
     path = tmp_path / "tokenizer.json"
     path.write_bytes(tokenizer.to_json())
     text = ("x" * 64 + "\n" * 16) * 20

@@ -15,7 +15,7 @@ from cpplm.post_training.conversations import prepare_conversations
 from cpplm.tasks.build import build_tasks
 from cpplm.tasks.item import read_tasks
 from cpplm.tasks.settings import TaskBuildSettings
-from cpplm.tokenizer.special_tokens import IGNORE_INDEX, PAD
+from cpplm.tokenizer.special_tokens import BOS, IGNORE_INDEX, PAD
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.commands import assert_one_line_error, cpplm
 from tests.post_training.conftest import question, write
@@ -43,7 +43,7 @@ def test_rows_hold_whole_conversations_of_which_answers_are_learned(
                 if set(ids.tolist()) == {PAD}:
                     assert set(learned.tolist()) == {IGNORE_INDEX}
                     continue
-                assert ids[0] == tokenizer.bos
+                assert ids[0] == BOS
                 assert ids[-1] == tokenizer.encode_special("<|assistant_end|>")
                 written = learned[learned != IGNORE_INDEX].tolist()
                 assert written[-1] == ids[-1]

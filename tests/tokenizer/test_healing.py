@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cpplm.core.errors import UserError
 from cpplm.tokenizer.healing import PrefixConstraint, heal
-from cpplm.tokenizer.pretokenizer import PATTERN
+from cpplm.tokenizer.pretokenizer import PATTERNS
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.texts import cpp_document, make_tokenizer
 
@@ -76,7 +76,7 @@ def test_the_constraint_lets_through_what_spells_the_prefix_and_nothing_else(tok
 
 
 def test_a_line_break_ends_a_token_unless_they_are_dense(tokenizer: Tokenizer) -> None:
-    lines = tokenizer.pattern == PATTERN
+    lines = tokenizer.pattern == PATTERNS["lines"]
     prompt, rest = "int f() {\n", "    return 1;\n}\n"
     apart = [*tokenizer.encode(prompt), *tokenizer.encode(rest)]
     assert (apart == tokenizer.encode(prompt + rest)) == lines

@@ -8,10 +8,11 @@ import pytest
 
 from cpplm.core.errors import UserError
 from cpplm.tokenizer.pretoken_counts import FileBatch, count_words
-from cpplm.tokenizer.pretokenizer import PATTERN
+from cpplm.tokenizer.pretokenizer import PATTERNS
 from cpplm.tokenizer.train import train_vocabulary
 from tests.texts import TextBatch, cpp_document
 
+PATTERN = PATTERNS["lines"]
 DOCUMENTS = [(f"project {number % 6}", cpp_document(number).encode()) for number in range(60)]
 
 

@@ -3,12 +3,13 @@
 import numpy as np
 
 from cpplm.tokenizer.pretoken_counts import count_words
-from cpplm.tokenizer.pretokenizer import PATTERN
+from cpplm.tokenizer.pretokenizer import PATTERNS
 from cpplm.tokenizer.sanity_checks import check_batch, check_hashes, check_vocabulary
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.tokenizer.train import train_vocabulary
 from tests.texts import TextBatch, cpp_document, make_tokenizer
 
+PATTERN = PATTERNS["lines"]
 CODE = [cpp_document(number) for number in range(20)]
 PROSE = "The quick brown fox jumps over the lazy dog\nand then it sleeps in the sun for a while.\n" * 20
 PYTHON = (

@@ -167,7 +167,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "compress qat": Command(
         "compress.settings:QatSettings",
-        "train the rounded weights of a model towards the model before",
+        "quantisation-aware training: distil a model into its rounded weights",
         "compress qat runs/demo/corpus --run runs/demo/run --recipe int4 --max_minutes 5 --out runs/qat",
         resumes=True,
         stops_at_once=True,

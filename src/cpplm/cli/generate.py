@@ -64,7 +64,7 @@ def generate(settings: GenerateSettings) -> Report:
 def _examples(engine: Engine, settings: GenerateSettings, step: int) -> Report:
     samples = example_completions(engine, settings.sampling)
     if not samples:
-        raise UserError("no example fits into the model's context", fix="Give a shorter --prompt.")
+        raise UserError("no example fits into the model's context", fix="Use a short --prompt instead.")
     if settings.save:
         Storage(run_folder(settings.model.run)).write_json("samples.json", {"step": step, "samples": samples})
     blocks = [f"--- {s['finish_reason']} ---\n{s['prompt']}{sanitize(s['completion'], '1')}" for s in samples]

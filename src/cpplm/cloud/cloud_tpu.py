@@ -61,7 +61,10 @@ class CloudTpu(Backend):
         import grpc  # noqa: PLC0415
 
         if endpoint.rpartition(":")[0] not in ("127.0.0.1", "localhost"):
-            raise UserError(f"{ENDPOINT}={endpoint}: only this machine is spoken to in the clear")
+            raise UserError(
+                f"{ENDPOINT}={endpoint}: connections without TLS are allowed to this machine only",
+                fix="Use 127.0.0.1:PORT or localhost:PORT, or unset the variable.",
+            )
         transport = self._api.services.tpu.transports.TpuGrpcTransport(
             channel=grpc.insecure_channel(endpoint)
         )

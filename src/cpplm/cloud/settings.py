@@ -41,7 +41,7 @@ class PriceSettings:
     type: Annotated[str, Argument("SLICE", positional=True)]
     """Slice, as v6e-4."""
     hours: float = 1.0
-    """For so long."""
+    """Hours that the slice runs, for the total price."""
 
     def __post_init__(self) -> None:
         if not self.hours > 0:
@@ -101,7 +101,7 @@ class SshSettings(NodeSettings):
     """Settings of `cpplm tpu ssh`."""
 
     user: str = ""
-    """There (empty = as here)."""
+    """User name on the machine (empty = the one on this machine)."""
     command: str = ""
     """Run this instead of a shell."""
 
@@ -149,9 +149,9 @@ class LogsSettings(RunPlaceSettings):
     """Settings of `cpplm tpu logs`."""
 
     attempt: int = -1
-    """Of this attempt (-1 = the last)."""
+    """Number of the attempt (machine) whose log is shown (-1 = the last)."""
     lines: int = 40
-    """So many, from the end."""
+    """Number of lines to show, from the end of the log."""
 
 
 @dataclass(frozen=True)

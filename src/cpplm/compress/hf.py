@@ -35,8 +35,7 @@ class TiedHead(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The embedding's."""
-        weight: Tensor = self._embedding().weight
-        return weight
+        return self._embedding().weight
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., width) to (..., vocabulary) in the dtype of the input."""

@@ -24,10 +24,12 @@ class QuantizeSettings:
     out: Annotated[Path, Argument("FOLDER")]
     """Folder for the packed model, which every command takes as a run, that of hf:DIR evaluate --hf_dir."""
     recipe: str = "int4"
-    """Formats by role, as mlp=half2:g32,attn=half4:g32,embed=int8, or a preset: int8, int4, int2, q4_0, and
-    the seed method's q4_r32, q4a4_r32, q4a4, q2a4, q2a2. A run of `compress qat` keeps its own."""
+    """Weight format by layer type, as mlp=half2:g32,attn=half4:g32 (2 and 4 bits, a scale per 32 weights), or
+    a preset: int8, int4, int2, q4_0, or with low-rank scales q4_r32, q4a4_r32, q4a4, q2a4, q2a2. A run of
+    `compress qat` keeps its own."""
     init: InitMethod = "mse"
-    """Rule for scales: largest magnitude, least squared error, or that weighted by activations."""
+    """Rule for scales: absmax = largest magnitude of each group; mse = least squared error; activation = the
+    same, weighted by the activations on --data_dir."""
     data_dir: str = ""
     """Corpus whose activations count, for --init activation."""
     num_tokens: int = 16_384
@@ -116,7 +118,11 @@ class AutoSnapSettings:
             if getattr(self, name) < 1:
                 raise UserError(f"--{name} {getattr(self, name)}", fix="Use a number from 1 up.")
         if self.auto_snap_start_step < 0 or not self.auto_snap_threshold > 0:
-            raise UserError("--auto_snap_start_step or --auto_snap_threshold", fix="Use positive numbers.")
+            raise UserError(
+                f"--auto_snap_start_step {self.auto_snap_start_step} is below 0, or "
+                f"--auto_snap_threshold {self.auto_snap_threshold} is not above 0",
+                fix="Use a step from 0 up and a threshold above 0.",
+            )
 
 
 @dataclass(frozen=True)
@@ -147,7 +153,7 @@ class QatSettings(SessionSettings):
     init: InitMethod = "activation"
     """Rule for the first scales; activations are those of the first batch."""
     freeze_codes: bool = False
-    """Train scales alone (the seed method's second version)."""
+    """Train the scales only; the integer codes stay as they were first rounded."""
 
     teacher: str = ""
     """Whose distributions are learned: RUN, RUN:STEP or hf:DIR (empty = the model before it was rounded)."""
@@ -212,7 +218,10 @@ class QatSettings(SessionSettings):
         if self.snap.auto_snap and self.lora.lora_rank:
             raise UserError("--auto_snap is of scales, and --lora_rank trains none", fix="Leave one out.")
         if (self.num_iterations > 0) == (self.max_minutes > 0):
-            raise UserError("how long to train", fix="Give either --num_iterations or --max_minutes.")
+            raise UserError(
+                "nothing says how long to train, or two settings do",
+                fix="Give either --num_iterations or --max_minutes.",
+            )
 
     def _check_hf(self) -> None:
         """Refuse what there is for our own models alone."""

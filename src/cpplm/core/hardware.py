@@ -11,7 +11,6 @@ from pathlib import Path
 import psutil
 import torch
 
-from cpplm.core.device_specs import PEAK_TERAFLOPS
 from cpplm.core.errors import UserError
 from cpplm.core.settings import Precision
 from cpplm.core.workers import peak_resident_memory
@@ -74,21 +73,6 @@ def enable_huge_pages() -> None:
     otherwise. Does nothing where the system has no such pages. A user's own choice stays.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-
-
-def peak_flops(device: torch.device) -> float:
-    """Dense bfloat16 operations per second by the data sheet of the device's maker.
-
-    Raises:
-        UserError: a device that is not in the table.
-    """
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
-    for part, peak in PEAK_TERAFLOPS.items():
-        if part in name:
-            return peak * 1e12
-    raise UserError(
-        f"the peak rate of {name!r} is not known", fix="Add it to PEAK_TERAFLOPS in core/device_specs.py."
-    )
 
 
 _peaks_before_reset: dict[str, int] = {}

@@ -7,14 +7,12 @@ this sense, so there, and for other GPUs, the rate of a large matrix product is 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
 
 import torch
 
-from cpplm.core.errors import UserError
-from cpplm.core.hardware import peak_flops
+from cpplm.core.device_specs import PEAK_TERAFLOPS
 
 _SMALLEST = 512
 # Seconds of a product that keeps every core busy; longer ones are interrupted more often.
@@ -29,9 +27,11 @@ def peak_flops_for_mfu(device: torch.device, dtype: torch.dtype) -> tuple[float,
         device: where the model trains.
         dtype: of its matrix products; the makers' figures are for bfloat16 whatever it is.
     """
-    if device.type == "cuda":
-        with contextlib.suppress(UserError):  # a GPU that is not in the table is measured
-            return peak_flops(device), "maker"
+    if device.type == "cuda":  # a GPU that is not in the table is measured
+        name = torch.cuda.get_device_name(device)
+        for part, peak in PEAK_TERAFLOPS.items():
+            if part in name:
+                return peak * 1e12, "maker"
     return measured_flops(device, dtype, torch.get_num_threads()), "measured"
 
 

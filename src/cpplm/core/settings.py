@@ -13,6 +13,7 @@ import difflib
 import inspect
 import io
 import itertools
+import json
 import re
 import sys
 import textwrap
@@ -70,18 +71,7 @@ class SharedFlags:
 
 def to_dict(settings: Any) -> dict[str, Any]:
     """The settings as plain JSON types, to store beside what they produced."""
-    values: dict[str, Any] = _to_plain(dataclasses.asdict(settings))
-    return values
-
-
-def _to_plain(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, dict):
-        return {name: _to_plain(item) for name, item in value.items()}
-    if isinstance(value, tuple | list):
-        return [_to_plain(item) for item in value]
-    return value
+    return json.loads(json.dumps(dataclasses.asdict(settings), default=str))  # paths as text
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -68,22 +68,19 @@ def mcnemar_p_value(gained: int, lost: int) -> float:
     return min(1.0, 2 * tail / 2**discordant)
 
 
-def paired_bootstrap_interval(
-    differences: Sequence[float], groups: Sequence[str], samples: int = 4000
-) -> tuple[float, float]:
+def paired_bootstrap_interval(differences: Sequence[float], groups: Sequence[str]) -> tuple[float, float]:
     """The 95 percent interval of a mean difference, by drawing whole groups anew (percentile bootstrap).
 
-    Source: Efron & Tibshirani 1993, "An Introduction to the Bootstrap", chapter 13.
+    Source: Efron & Tibshirani 1993, "An Introduction to the Bootstrap", chapter 13. The draws' seed is fixed.
 
     Args:
         differences: one of each pair, at least one.
         groups: for each the name of what it belongs to; pairs of one group are not independent.
-        samples: draws; their seed is fixed.
     """
     names = {name: place for place, name in enumerate(dict.fromkeys(groups))}
     places = [names[name] for name in groups]
     sums, sizes = np.bincount(places, weights=differences), np.bincount(places)
-    drawn = np.random.default_rng(0).integers(len(names), size=(samples, len(names)))
+    drawn = np.random.default_rng(0).integers(len(names), size=(4000, len(names)))
     means = sums[drawn].sum(1) / sizes[drawn].sum(1)
     low, high = np.quantile(means, [0.025, 0.975])
     return float(low), float(high)

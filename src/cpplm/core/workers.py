@@ -11,13 +11,14 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cpplm.core.errors import UserError
+from cpplm.core.progress import progress_bar
 
 T = TypeVar("T")
 # Windows cannot wait for more processes than this at once.
@@ -103,6 +104,29 @@ def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
         pool._result_queue._writer.close()  # type: ignore[attr-defined]
         pool.shutdown(wait=True, cancel_futures=True)
         theirs.close()
+
+
+def map_in_threads(
+    function: Callable[..., T], *jobs: Sequence[Any], workers: int, what: str, unit: str, **options: Any
+) -> list[T]:
+    """The results of a function for all jobs, in their order, computed in threads under a progress bar.
+
+    Args:
+        function: takes one value of each sequence.
+        jobs: sequences of equal length.
+        workers: threads.
+        what: is said beside the progress bar.
+        unit: of the progress bar, a job.
+        options: more of `progress_bar`.
+    """
+    with ThreadPoolExecutor(workers) as pool, progress_bar(len(jobs[0]), what, unit, **options) as bar:
+
+        def work(*job: Any) -> T:
+            result = function(*job)
+            bar.update()
+            return result
+
+        return list(pool.map(work, *jobs))
 
 
 def partition_by_size(sizes: Mapping[str, int], count: int) -> list[list[str]]:

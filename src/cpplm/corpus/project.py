@@ -9,17 +9,17 @@ import functools
 import gc
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from cpplm.core.workers import batched_by_size
 from cpplm.corpus.clang.semantics import Outcomes, SemanticPlan, UnitParser, semantic_figures
 from cpplm.corpus.compile.compiler import main_source
 from cpplm.corpus.compile.labels import CompileLabeler
 from cpplm.corpus.document import Document
-from cpplm.corpus.ingest.curation import ScannedProject
+from cpplm.corpus.ingest.curation import Run, ScannedProject
 from cpplm.corpus.ingest.discovery import SourceFile, content_digest, is_utf8
 from cpplm.corpus.ingest.licenses import combine
 from cpplm.corpus.ingest.walk import SkipCounts
@@ -36,10 +36,6 @@ from cpplm.cpp.macros import MacroTable
 from cpplm.cpp.parser import language_of
 from cpplm.tokenizer.tokenizer import Tokenizer
 
-A = TypeVar("A")
-B = TypeVar("B")
-# Runs a function over batches in order; in this process or in workers.
-Mapper = Callable[[Callable[[A], B], Iterable[A]], Iterable[B]]
 # Large enough that sending a batch costs nothing beside reading it, small enough to stop within a second.
 BATCH_BYTES = 256_000
 # How much longer it takes to compile documents, too.
@@ -220,7 +216,7 @@ def _row(document: Document, unit: Unit, context: ProjectContext, plan: BuildPla
 
 
 def build_project(
-    project: DiscoveredProject, plan: BuildPlan, run: Mapper[Any, Any], figures: dict[str, Any]
+    project: DiscoveredProject, plan: BuildPlan, run: Run, figures: dict[str, Any]
 ) -> Iterator[tuple[list[dict[str, Any]], int]]:
     """Rows of a project in unit order, with the source bytes that each batch covers.
 
@@ -266,7 +262,7 @@ def build_project(
         figures["semantic"] = semantic_figures(tally.semantic) | project.semantic.figures()
 
 
-def _scan_files(project: DiscoveredProject, run: Mapper[Any, Any]) -> tuple[dict[str, Scan], SkipCounts]:
+def _scan_files(project: DiscoveredProject, run: Run) -> tuple[dict[str, Scan], SkipCounts]:
     """The directives of all files, and which files are not UTF-8."""
     scans: dict[str, Scan] = {}
     converted = SkipCounts()

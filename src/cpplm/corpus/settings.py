@@ -52,7 +52,8 @@ class CorpusSettings:
     cross_file_depth: int = 3
     """With --mode cross-file: how many calls to follow into other source files."""
     max_repeat: float = 8.0
-    """Most text as a multiple of the source; where documents would borrow more, some stay plain files."""
+    """Limit on the size of all documents, as a multiple of the source text; beyond it, those that repeat
+    most are built with less or no text of other files."""
     semantic: bool = False
     """Resolve names exactly with libclang where it can parse (needs cpplm[semantic]; 20 times slower)."""
     compile_commands: Path | None = None
@@ -70,8 +71,8 @@ class CorpusSettings:
     val_fraction: float = 0.05
     """Share of the bytes held out for validation."""
     val_split: SplitBy = "auto"
-    """Hold out whole projects, which says how a model does on unknown code, or units of each (auto =
-    projects, and units of a single one)."""
+    """What is held out: project = whole projects, which measures unseen code; unit = part of each project (a
+    unit is a source file with its headers); auto = project, but unit if there is only one project."""
     max_file_bytes: int = 500_000
     """Larger files are counted and named, but do not become documents."""
     max_include_bytes: int = 10_000_000

@@ -28,9 +28,9 @@ class Macro:
     parameters: tuple[bytes, ...] | None = None
 
 
-def _table(text: bytes) -> dict[bytes, bytes]:
-    """NAME=VALUE pairs between spaces."""
-    return {name: value for name, _, value in (pair.partition(b"=") for pair in text.split())}
+def _table(text: bytes) -> dict[bytes, Macro]:
+    """Macros of NAME=VALUE pairs between spaces."""
+    return {name: Macro(value) for name, _, value in (pair.partition(b"=") for pair in text.split())}
 
 
 # As g++ 12 and gcc 12 define them on x86-64 Linux.
@@ -77,7 +77,7 @@ _ABSENT = re.compile(
     rb"|vax|mc68|m88|i860|i960|ns32|a29k|AM29K|z8000|gmicro|pyr__|clipper__|uxp|ibm032|CRAY|cray__|convex__|arc__|ARC__"
     rb"|sh__|SH[1-5]__|loongarch|hexagon__|microblaze__|nios2|or1k|csky__|tile__|h8300|v850|bfin"
     rb"|XTENSA|AVR|Fuchsia|native_client|CODEGEARC|DOXYGEN|SWIG|CPPCHECK|COVERITY|BIG_ENDIAN__|STRICT_ANSI|ILP32"
-    rb"|SANITIZE|NO_EXCEPTIONS|NO_RTTI)\w*|_?DEBUG|__OPTIMIZE__|__CYGWIN__|CYGWIN"
+    rb"|SANITIZE|NO_EXCEPTIONS|NO_RTTI)\w*|_?DEBUG|__OPTIMIZE__"
     rb"|__(?:TURBOC|BCPLUSPLUS|DMC|DIGITALMARS|SALFORDC|POCC|LCC|CW32|VC32|MWERKS|TANDEM|VMS|OS400|MVS|TPF|TINYC"
     rb"|IBMC(?:PP)?|xl[cC]|HP_cc|HP_aCC|DECC(?:XX)?|GO32|SYMBIAN32|EPOC32|MCST|e2k|EABI|INTERIX|minix|osf|ultrix"
     rb"|amigaos|MORPHOS|NeXT|VOS|ghs|TASKING|370|UCLIBC|BIONIC|KLIBC|NEWLIB)(?:__)?|TPF|macintosh"
@@ -147,10 +147,6 @@ class MacroState:
     macros: dict[bytes, Macro | None] = field(default_factory=dict)  # None: not defined
     closed: bool = False  # what is not known is not defined, but for names of compilers and systems: `_X`
 
-    def __post_init__(self) -> None:
-        table = _PREDEFINED | (_PREDEFINED_C if self.is_c else _PREDEFINED_CXX)
-        self._predefined = {name: Macro(body) for name, body in table.items()}
-
     @staticmethod
     @lru_cache(maxsize=65_536)
     def is_foreign(name: bytes) -> bool:
@@ -161,7 +157,7 @@ class MacroState:
         """The definition of a macro; None where it is not defined, UNKNOWN where that cannot be said."""
         if name in self.macros:
             return self.macros[name]
-        found = self._predefined.get(name)
+        found = _PREDEFINED.get(name) or (_PREDEFINED_C if self.is_c else _PREDEFINED_CXX).get(name)
         if found is not None:
             return found
         is_given = name in self.project or name == b"__cplusplus"
@@ -252,7 +248,7 @@ def _expand(tokens: Sequence[bytes], lookup: Lookup, active: frozenset[bytes], d
             continue
         if macro is None or macro.body is None or token in active or depth > _DEEPEST_EXPANSION:
             result.append(_UNKNOWN_VALUE)
-            position = after if arguments is not None else position
+            position = after
             continue
         body = _tokenize(macro.body)
         if macro.parameters is not None:

@@ -96,7 +96,7 @@ def read_declaration(item: Item, root: tree_sitter.Node, code: bytes) -> None:
     """Classify a piece and name what it declares.
 
     Args:
-        item: of the piece; its kind, its names and what goes with them are filled in.
+        item: of the piece, of kind OTHER; its kind, its names and what goes with them are filled in.
         root: of its tree.
         code: its text, with comments, directives, macros and the insides of strings blank.
     """
@@ -158,8 +158,6 @@ def _classify(item: Item, node: tree_sitter.Node, code: bytes) -> None:
         item.names = _first_identifier(node.child_by_field_name("name"))
     elif kind in _CALL_TYPES and not code.lstrip().startswith((b"asm", b"__asm")):
         item.kind = ItemKind.CALL
-    else:
-        item.kind = ItemKind.OTHER
 
 
 def _using(item: Item, node: tree_sitter.Node, code: bytes) -> None:
@@ -185,8 +183,7 @@ def _function(item: Item, node: tree_sitter.Node, code: bytes) -> None:
     declarator = node.child_by_field_name("declarator")
     type_ = node.child_by_field_name("type")
     _name_function(item, declarator, type_.text or b"" if type_ is not None else b"")
-    head = code[: code.find(b"{")] if b"{" in code else code
-    item.body_required = bool(_CONSTANT.search(head))
+    item.body_required = bool(_CONSTANT.search(code.partition(b"{")[0]))
 
 
 def _name_function(item: Item, declarator: tree_sitter.Node | None, type_: bytes = b"") -> None:
@@ -204,12 +201,9 @@ def _name_function(item: Item, declarator: tree_sitter.Node | None, type_: bytes
         inner = declarator.child_by_field_name("declarator") or declarator.child_by_field_name("name")
         if inner is None and declarator.named_children:
             inner = declarator.named_children[-1]
-        if inner is None or (
-            inner.type in ("identifier", "qualified_identifier") and inner.named_child_count == 0
-        ):
-            declarator = inner
-            break
         declarator = inner
+        if inner and inner.type in ("identifier", "qualified_identifier") and not inner.named_child_count:
+            break
     if declarator is None:
         return
     target = declarator.child_by_field_name("declarator") or declarator
@@ -242,7 +236,7 @@ def _type(item: Item, node: tree_sitter.Node) -> None:
     name = node.child_by_field_name("name")
     item.names = _class_name(name)
     if name is not None and name.type == "qualified_identifier":
-        item.qualifier = b"".join(_first_identifier(name)[:1])
+        item.qualifier = b"".join(_first_identifier(name))
     # The values of an `enum class` are named behind its name only.
     is_open = node.type == "enum_specifier" and not any(c.type in ("class", "struct") for c in node.children)
     if is_open and body is not None:
@@ -258,14 +252,9 @@ def _declared_names(node: tree_sitter.Node) -> tuple[bytes, ...]:
     for child in [*node.children_by_field_name("declarator"), *node.children_by_field_name("name")]:
         inner: tree_sitter.Node | None = child
         while inner is not None and inner.type not in _NAMES:
-            following = inner.child_by_field_name("declarator")
-            inner = (
-                following
-                or next((c for c in inner.named_children if "declarator" in c.type), None)
-                or next(
-                    (c for c in inner.named_children if c.type in ("identifier", "type_identifier")), None
-                )
-            )
+            declarators = [c for c in inner.named_children if "declarator" in c.type]
+            words = [c for c in inner.named_children if c.type in ("identifier", "type_identifier")]
+            inner = inner.child_by_field_name("declarator") or next(iter(declarators + words), None)
         if inner is not None and inner.text is not None and inner.type != "qualified_identifier":
             names.extend(IDENTIFIER.findall(inner.text)[:1])
     return tuple(names)
@@ -317,9 +306,8 @@ def _guess(item: Item, code: bytes) -> None:
             item.names += tuple(_ENUMERATOR.findall(body))
     elif re.match(rb"(?:typedef|using)\b", trimmed):
         item.kind = ItemKind.ALIAS
-        item.names = tuple(
-            IDENTIFIER.findall(code)[1:2] if trimmed.startswith(b"using") else IDENTIFIER.findall(code)[-1:]
-        )
+        words = IDENTIFIER.findall(code)
+        item.names = tuple(words[1:2] if trimmed.startswith(b"using") else words[-1:])
     elif _INSTANTIATION.match(code):
         item.kind = ItemKind.OTHER
     elif b"(" in trimmed:

@@ -67,8 +67,8 @@ def find_doc_pairs(
     text: bytes,
     plain: bytes,
     *,
-    shift: int = 0,
-    whole: SpanPredicate | None = None,
+    shift: int,
+    whole: SpanPredicate | None,
 ) -> PackedPairs:
     """The documented functions of a piece.
 

@@ -7,7 +7,7 @@ import re
 from cpplm.cpp.macros import CLOSE, OPEN, MacroTable, closing
 from cpplm.cpp.old_style_parameters import declares_parameter
 
-_NONBLANK = re.compile(rb"\S")
+NONBLANK = re.compile(rb"\S")
 _BRACKET = re.compile(rb"[{}()\[\];\x02]")
 _CALL = re.compile(rb"([A-Za-z_]\w*)\s*\(")
 _CLASS_HEAD = re.compile(rb"\b(?:class|struct|union|enum|typedef)\b[^()=;]*\Z")
@@ -62,7 +62,7 @@ def bracket_end(code: bytes, start: int, table: MacroTable) -> int:
 
 def _end_after_brace(code: bytes, start: int, after: int) -> int | None:
     """The end of the item when a brace at its own level closed before `after`; None when it goes on."""
-    following = _NONBLANK.search(code, after)
+    following = NONBLANK.search(code, after)
     if following is None:
         return after
     position = following.start()
@@ -70,11 +70,8 @@ def _end_after_brace(code: bytes, start: int, after: int) -> int | None:
     head = code[start : code.index(b"{", start)]
     if byte == b";":
         return position + 1
-    if byte in b",=(.[{|&?:+-*/<>)" and not head.rstrip().endswith(b")"):
-        return None
-    if byte in b",{":
-        return None
-    if code.startswith(b"catch", position):
+    goes_on = byte in b",{" or code.startswith(b"catch", position)
+    if goes_on or (byte in b"=(.[|&?:+-*/<>)" and not head.rstrip().endswith(b")")):
         return None
     return None if _CLASS_HEAD.search(head) and byte not in b"}" + OPEN + CLOSE else after
 
@@ -89,7 +86,7 @@ def _statement_macro_end(code: bytes, start: int, table: MacroTable) -> int | No
     if not known and not name.isupper():
         return None
     position = closing(code, match.end() - 1)
-    following = _NONBLANK.search(code, position)
+    following = NONBLANK.search(code, position)
     if following is None or following.group() in b"}" + CLOSE:
         return position
     if following.group() in b";{:=,(":

@@ -151,8 +151,7 @@ def _item(
     data = lexed.data
     code, plain = parts.code[piece.start : piece.end], parts.plain[piece.start : piece.end]
     mentions, accesses = _mentioned(lexed.names[piece.start : piece.end])
-    mentions |= condition_names(piece.stack) | piece.leading_names
-    mentions.update(name for frame in piece.stack if isinstance(frame, Scope) for name in frame.macros)
+    mentions |= condition_names(piece.stack) | scope_macros(piece.stack) | piece.leading_names
     for directive in piece.directives:
         mentions |= names_in(directive.argument)
     mentions |= accesses & table.names
@@ -174,7 +173,7 @@ def _item(
         end=piece.end,
         leading_start=piece.leading_start,
     )
-    if piece.sort in ("directive", "directives"):
+    if piece.sort == "directive":
         keywords = {directive.keyword for directive in piece.directives}
         other = ItemKind.MACRO if keywords & {b"define", b"undef"} else ItemKind.PRAGMA
         item.kind = ItemKind.INCLUDE if keywords & INCLUDE_KEYWORDS else other
@@ -274,4 +273,4 @@ def _error_bytes(node: tree_sitter.Node) -> int:
     return total
 
 
-__all__ = ["FileItems", "Item", "ItemKind", "Scope", "Syntax", "read_items", "read_syntax"]
+__all__ = ["FileItems", "Item", "ItemKind", "Syntax", "read_items", "read_syntax"]

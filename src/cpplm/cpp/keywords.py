@@ -12,3 +12,4 @@ _KEYWORDS = (
     "typename union unsigned using virtual void volatile wchar_t while"
 )
 KEYWORDS = frozenset(_KEYWORDS.split())
+KEYWORD_BYTES = frozenset(_KEYWORDS.encode().split())

@@ -13,6 +13,7 @@ items then carry the condition. Everything else about conditionals follows from 
 from __future__ import annotations
 
 import bisect
+import itertools
 import re
 from array import array
 from collections.abc import Iterable, Iterator
@@ -30,7 +31,7 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-_WORD_BEFORE = re.compile(rb"[\w']*\Z")
+_NUMBER_BEFORE = re.compile(rb"(?<![\w'])\d[\w']*\Z")
 _KEYWORD = re.compile(rb"\#[ \t]*(\w*)")
 _COMMENT = re.compile(rb"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _BLANK = bytes(byte if byte == 10 else 32 for byte in range(256))
@@ -80,6 +81,12 @@ class Directive:
         """The directive on one line, without comments or indentation."""
         return b"#" + self.keyword + (b" " + self.argument if self.argument else b"")
 
+    @property
+    def target(self) -> str:
+        """The argument of an include (`"a.h"`, `<b.h>`); nothing of others, and of `#include MACRO`."""
+        is_plain = self.keyword in INCLUDE_KEYWORDS and self.argument[:1] in (b'"', b"<")
+        return self.argument.decode("utf-8", "replace") if is_plain else ""
+
 
 @dataclass(slots=True)
 class ConditionalGroup:
@@ -100,10 +107,7 @@ class ConditionalGroup:
 
     def branches(self) -> list[tuple[int, int]]:
         """The spans between the directives."""
-        return [
-            (first.end, second.start)
-            for first, second in zip(self.directives, self.directives[1:], strict=False)
-        ]
+        return [(first.end, second.start) for first, second in itertools.pairwise(self.directives)]
 
     @property
     def guard(self) -> tuple[bytes, bytes]:
@@ -119,11 +123,9 @@ class ConditionalGroup:
         return (b"", b"") if b"||" in outside or b"(" in outside else (match.group(2), condition)
 
     def live_branch(self) -> int:
-        """The branch to read where only one of them can be."""
-        is_foreign = self.directives[0].keyword == b"if" or self.directives[0].keyword == b"ifdef"
-        if is_foreign and len(self.directives) > 2 and _FOREIGN.search(self.directives[0].argument):
-            return 1
-        return 0
+        """The branch to read where only one of several can be."""
+        opening = self.directives[0]
+        return int(opening.keyword in (b"if", b"ifdef") and _FOREIGN.search(opening.argument) is not None)
 
 
 @dataclass
@@ -144,14 +146,9 @@ class LexedSource:
     guard_directives: frozenset[int] = frozenset()
 
     @cached_property
-    def _hidden(self) -> list[tuple[int, int]]:
-        """The ranges of comments and directives."""
-        return sorted([*self.comments, *((each.start, each.end) for each in self.directives)])
-
-    @cached_property
     def plain(self) -> bytes:
         """The text with comments and directives blank."""
-        return _blanked(self.data, self._hidden)
+        return _blanked(self.data, [*self.comments, *((each.start, each.end) for each in self.directives)])
 
     @cached_property
     def names(self) -> bytes:
@@ -160,18 +157,18 @@ class LexedSource:
 
     def keep_directives(self) -> None:
         """Give back the memory of all but the text and the directives."""
-        for name in ("plain", "names", "_hidden"):
+        for name in ("plain", "names"):
             self.__dict__.pop(name, None)
         self.comments, self.strings = [], array("q")
 
+    def directives_in(self, start: int, end: int) -> tuple[Directive, ...]:
+        """Those that begin between two offsets."""
+        first, last = (bisect.bisect_left(self.directives, at, key=lambda d: d.start) for at in (start, end))
+        return tuple(self.directives[first:last])
+
     def is_blank(self, start: int, end: int) -> bool:
         """True if only comments and directives stand between two offsets at the ends of directives."""
-        for number in range(bisect.bisect_left(self._hidden, (start, 0)), len(self._hidden)):
-            hidden, after = self._hidden[number]
-            if hidden >= end or self.data[start:hidden].strip():
-                break
-            start = after
-        return not self.data[start:end].strip()
+        return not self.plain[start:end].strip()
 
 
 def blank(data: bytes) -> bytes:
@@ -195,10 +192,9 @@ def lex(data: bytes) -> LexedSource:
             lexed.comments.append((start, end))
         elif first == 0x23:  # "#"
             line = data.rfind(b"\n", 0, start) + 1
-            keyword = _KEYWORD.match(data, start)
-            argument = data[keyword.end() : end] if keyword else b""
+            _, keyword, argument = _KEYWORD.split(data[start:end], maxsplit=1)
             argument = _COMMENT.sub(b" ", argument.replace(b"\\\n", b" ")).strip()
-            lexed.directives.append(Directive(line, end, keyword.group(1) if keyword else b"", argument))
+            lexed.directives.append(Directive(line, end, keyword, argument))
         elif end - start > 2:
             lexed.strings.extend((start + 1, end - 1))
     lexed.groups, lexed.balanced = conditional_groups(lexed.directives)
@@ -227,9 +223,7 @@ def _is_inside(data: bytes, start: int) -> bool:
 
 def _is_separator(data: bytes, start: int) -> bool:
     """True if a single quote stands within a number: 1'000."""
-    before = data[max(0, start - 64) : start]
-    word = _WORD_BEFORE.search(before)
-    return word is not None and word.group()[:1].isdigit()
+    return _NUMBER_BEFORE.search(data[max(0, start - 64) : start]) is not None
 
 
 # C++ compilers need to take 256 (C++20, annex B); what walks the tree may call itself so often.
@@ -267,7 +261,6 @@ def _find_guard(lexed: LexedSource) -> None:
     if not lexed.balanced:
         return
     for group in lexed.groups:
-        opening = group.directives[0]
         macro, condition = group.guard
         if not macro or condition:
             continue
@@ -281,29 +274,23 @@ def _find_guard(lexed: LexedSource) -> None:
             if d.keyword in (b"define", b"undef")
         ):
             continue
-        define = defined_in(group, macro, lexed.directives)
+        define = defined_in(group, macro, lexed)
         is_around_all = lexed.is_blank(0, group.start) and lexed.is_blank(group.end, len(lexed.data))
-        if define is not None and is_around_all and not _includes_before(lexed.directives, group.start):
+        is_first = not any(d.keyword in INCLUDE_KEYWORDS for d in lexed.directives_in(0, group.start))
+        if define is not None and is_around_all and is_first:
             has_value = define.argument.strip() != macro
             lexed.guard = macro
-            end = group.directives[1].start
-            gone = {d.start for d in lexed.directives if end <= d.start < group.end}
-            lexed.guard_directives = frozenset(
-                {opening.start, *gone, *(() if has_value else (define.start,))}
-            )
+            gone = {d.start for d in lexed.directives_in(group.directives[1].start, group.end)}
+            lexed.guard_directives = frozenset({group.start, *gone, *(() if has_value else (define.start,))})
             return
 
 
-def _includes_before(directives: Iterable[Directive], offset: int) -> bool:
-    return any(d.keyword in INCLUDE_KEYWORDS and d.start < offset for d in directives)
-
-
-def defined_in(group: ConditionalGroup, macro: bytes, directives: Iterable[Directive]) -> Directive | None:
+def defined_in(group: ConditionalGroup, macro: bytes, lexed: LexedSource) -> Directive | None:
     """The one `#define` of a macro that stands directly in a group; None when it is changed elsewhere."""
     changes = [
         d
-        for d in directives
-        if group.start <= d.start < group.end and d.macro == macro and d.keyword in (b"define", b"undef")
+        for d in lexed.directives_in(group.start, group.end)
+        if d.macro == macro and d.keyword in (b"define", b"undef")
     ]
     if len(changes) != 1 or changes[0].keyword != b"define":
         return None

@@ -154,14 +154,13 @@ class MacroTable:
         masks: dict[bytes, Mask] = {}
         maskable = {name: texts for name, texts in bodies.items() if name not in _STRUCTURAL}
         optional = frozenset(name for name, texts in bodies.items() if any(not text[1:] for text in texts))
-        changed = True
-        while changed:
-            changed = False
+        known = -1
+        while known < len(masks):
+            known = len(masks)
             for name in sorted(maskable.keys() - masks.keys()):
                 mask = _classify(bodies[name], masks, frozenset()) or _classify(bodies[name], masks, optional)
                 if mask:
                     masks[name] = mask
-                    changed = True
         for name, texts in maskable.items():
             if name not in masks and all(text.endswith((b"}", b";")) for text in texts):
                 masks[name] = "statement"
@@ -310,7 +309,7 @@ def closing(text: bytes, start: int) -> int:
 def _fill(text: bytes, spans: list[tuple[int, int, bytes]]) -> bytes:
     view = bytearray(text)
     for start, end, marker in spans:
-        view[start:end] = marker + blank(text[start + 1 : end])
+        view[start:end] = marker + blank(text[start + len(marker) : end])
     return bytes(view)
 
 
@@ -358,8 +357,8 @@ def _dead_branches(lexed: LexedSource, spans: list[tuple[int, int, bytes]]) -> l
             keep = group.live_branch() if group.live_branch() in written else written[0]
         is_slip = len(written) > 2 and len(broken) == 1  # of several systems one is wrong
         for number, (start, end) in enumerate(branches):
-            if (number in broken if is_slip else number != keep) and end > start:
-                dead.append((start, end, b" " if lexed.names[start : start + 1] != b"\n" else b"\n"))
+            if number in broken if is_slip else number != keep:
+                dead.append((start, end, b""))
                 code[start:end] = blank(bytes(code[start:end]))
     return dead
 
@@ -368,8 +367,8 @@ def _after_errors(lexed: LexedSource) -> Iterator[tuple[int, int, bytes]]:
     """Blank text behind `#error` in its branch that is no declaration: it stops old compilers."""
     for error, closer in itertools.pairwise(lexed.directives):
         text = lexed.names[error.end : closer.start]
-        if error.keyword == b"error" and closer.keyword in ELSE_KEYWORDS and text and not is_whole(text):
-            yield error.end, closer.start, b"\n" if text.startswith(b"\n") else b" "
+        if error.keyword == b"error" and closer.keyword in ELSE_KEYWORDS and not is_whole(text):
+            yield error.end, closer.start, b""
 
 
 def _is_never_read(directive: Directive) -> bool:

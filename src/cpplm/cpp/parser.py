@@ -47,7 +47,6 @@ class Grammar:
     """One language. Node types are numbers here, since comparing those is what a walk spends its time on.
 
     Attributes:
-        language: the name that g++ knows it by.
         loaded: the grammar itself, for queries of one's own.
         parser: reuse it; it is not for two threads at once.
         roles: node type to the kind of span it is, where its parent is not in `roles_below`.
@@ -57,7 +56,6 @@ class Grammar:
         template: the type of a template declaration; -1 in C.
     """
 
-    language: Language
     loaded: tree_sitter.Language
     parser: tree_sitter.Parser
     roles: Mapping[int, SpanKind]
@@ -102,7 +100,6 @@ def grammar(language: Language) -> Grammar:
         "compound_statement case_statement": common | roles(SpanKind.STATEMENT, "declaration"),
     }
     return Grammar(
-        language=language,
         loaded=loaded,
         parser=tree_sitter.Parser(loaded),
         roles=common,

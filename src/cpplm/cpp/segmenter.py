@@ -14,7 +14,7 @@ import bisect
 import re
 from collections.abc import Set
 
-from cpplm.cpp.item_ends import UnsoundError, bracket_end
+from cpplm.cpp.item_ends import NONBLANK, UnsoundError, bracket_end
 from cpplm.cpp.lexer import (
     ELSE_KEYWORDS,
     IDENTIFIER,
@@ -43,15 +43,13 @@ from cpplm.cpp.segments import Condition, Frame, Scope, SegmentCategory, Segment
 _MOST_TOGETHER = 2_000
 _COMMENT = re.compile(rb"/\*.*?\*/|//[^\n]*", re.DOTALL)
 _LICENSE = re.compile(rb"copyright|licen[sc]e|warrant", re.IGNORECASE)
-_NONBLANK = re.compile(rb"\S")
-_NAMESPACE = re.compile(rb"(?:inline\s+)?namespace\b[^;{}=()]*\{")
+_SCOPE = re.compile(rb'(?:(?:inline\s+)?namespace\b[^;{}=()]*|extern\s*"\s*"\s*)\{')
 # Of a scope that is left for some directives only: `END_NS`, `#include <vector>`, `BEGIN_NS`.
 _REOPENED = re.compile(rb"[}\x02]\s*(?:\x01|(?:inline\s+)?namespace\b[^;{}=()]*\{)")
 # `extern "C" {` behind declarations in the same `#ifdef __cplusplus`, and its end before others.
 _LAST_OPENER = re.compile(rb'(?:\x01|extern\s*"\s*"\s*\{|(?:inline\s+)?namespace\b[^;{}=()]*\{)\s*\Z')
 _FIRST_CLOSER = re.compile(rb"\s*[}\x02]")
 _INLINE_MACRO = re.compile(rb"inline\s+\x01")
-_EXTERN_C = re.compile(rb'extern\s*"\s*"\s*\{')
 _ARGUMENTS = re.compile(rb"\s*\(")
 # A unit of a module: the order of its parts is the language's, and what it imports is not known.
 _MODULE = re.compile(rb"^(?:export[ \t]+)?module\b[ \t]*[\w.:]*[ \t]*;", re.MULTILINE)
@@ -92,7 +90,6 @@ class _Segmenter:
         self.mark = 0  # all before this offset belongs to something
         self.groups = {group.start: group for group in inner_first(lexed.groups)}
         self.group_starts = sorted(self.groups)
-        self.directive_starts = [directive.start for directive in lexed.directives]
 
     def run(self) -> None:
         """Cut the whole file.
@@ -104,7 +101,7 @@ class _Segmenter:
         number = 0
         position = 0
         while True:
-            match = _NONBLANK.search(self.code, position)
+            match = NONBLANK.search(self.code, position)
             code_start = match.start() if match else len(self.code)
             while number < len(directives) and directives[number].start < position:
                 number += 1
@@ -139,7 +136,7 @@ class _Segmenter:
         """Keep the license and the file's own comment apart; what is left belongs to the first item."""
         cut = license_end = 0
         for match in _COMMENT.finditer(comments):
-            following = _NONBLANK.search(comments, match.end())
+            following = NONBLANK.search(comments, match.end())
             gap = comments[match.end() : following.start() if following else len(comments)]
             if gap.count(b"\n") > 1 or (is_directive and following is None):
                 cut = match.end()
@@ -166,9 +163,8 @@ class _Segmenter:
         line_end = self.data.find(b"\n", end)
         line_end = len(self.data) if line_end < 0 else line_end
         rest = self.data[end:line_end].strip()
-        if self.code[end:line_end].strip() or not rest:
-            return end
-        return line_end if rest.startswith(b"//") or rest.endswith(b"*/") else end
+        is_comment = rest.startswith(b"//") or rest.endswith(b"*/")
+        return line_end if is_comment and not self.code[end:line_end].strip() else end
 
     def _add(
         self, start: int, end: int, sort: SegmentCategory, directives: tuple[Directive, ...] = ()
@@ -218,14 +214,12 @@ class _Segmenter:
         opener = reopened.end() - 1
         self._skip(start, end)
         scope = self.stack.pop(inner)
-        inside = tuple(d for d in self.lexed.directives if start <= d.start < opener)
+        inside = self.lexed.directives_in(start, opener)
         nested, is_whole_part = conditional_groups(inside)
         if not is_whole_part:
             raise UnsoundError
-        if nested:
-            self._add(inside[0].start, inside[-1].end, "directives", inside)
-        for directive in () if nested else inside:
-            self._add(directive.start, directive.end, "directive", (directive,))
+        for part in [inside] if nested else [(each,) for each in inside]:
+            self._add(part[0].start, part[-1].end, "directive", part)
         self.stack.insert(inner, scope)
         return self._skip(opener, self._word_end(opener))
 
@@ -273,13 +267,13 @@ class _Segmenter:
     def _open_group(self, group: ConditionalGroup) -> int:
         """An `#if` group at a boundary holds directives only, scopes only, whole items, or none of these."""
         start, end = group.start, group.end
-        inside = tuple(d for d in self.lexed.directives if start <= d.start < end)
+        inside = self.lexed.directives_in(start, end)
         slices = [self.code[a:b] for a, b in group.branches()]
         changed = {d.macro for d in inside if d.keyword in (b"define", b"undef")}
         asked = {name for d in group.directives for name in IDENTIFIER.findall(d.argument)}
         is_empty = not any(part.strip() for part in slices)
         if is_empty and (end - start < _MOST_TOGETHER or changed & asked):
-            return self._add(start, end, "directives", inside)
+            return self._add(start, end, "directive", inside)
         whole = all(is_whole(part) for part in slices) and not self._is_head(group)
         scopes = [] if is_empty else [(SCOPE_ONLY, self._push), (CLOSE_ONLY, self._pop)]
         move = next((move for pattern, move in scopes if all(map(pattern.match, slices))), None)
@@ -294,7 +288,7 @@ class _Segmenter:
 
     def _is_head(self, group: ConditionalGroup) -> bool:
         """True if the body of a function follows: `#else`, `int g(void);`, `int f(void)`, `#endif`, `{`."""
-        after = _NONBLANK.search(self.code, group.end)
+        after = NONBLANK.search(self.code, group.end)
         return after is not None and after.group() == b"{"
 
     def _open_condition(
@@ -306,7 +300,7 @@ class _Segmenter:
             # `#ifndef X` around a part of a file that defines X: within one document it always holds.
             macro, condition = group.guard
             is_guard = len(group.directives) == 2 and changed == {macro}
-            if not is_guard or defined_in(group, macro, self.lexed.directives) is None:
+            if not is_guard or defined_in(group, macro, self.lexed) is None:
                 return self._add(start, group.end, "region", inside)
             self.passed.add(start)
             if not condition:
@@ -351,23 +345,19 @@ class _Segmenter:
         match = _INLINE_MACRO.match(self.code, start)
         if match:
             return self._push(start, self._word_end(match.end() - 1))
-        masked = _NONBLANK.search(self.lexed.names, self.mark, start)
+        masked = NONBLANK.search(self.lexed.names, self.mark, start)
         if first == b";":  # `FILE_ID("main.c");` of a macro that is empty in some builds is an item
             after = start + 1
             return self._add(masked.start(), after, "code", ()) if masked else self._skip(start, after)
-        for pattern in (_NAMESPACE, _EXTERN_C):
-            match = pattern.match(self.code, start)
-            if match:
-                return self._push(start, match.end())
+        match = _SCOPE.match(self.code, start)
+        if match:
+            return self._push(start, match.end())
         return self._add_code(masked.start() if masked else start, start)
 
     def _add_code(self, start: int, code_start: int) -> int:
         """One item, with the masked macros before it and the directives inside it."""
         end = self._item_end(code_start)
-        inside = self.lexed.directives[
-            bisect.bisect_left(self.directive_starts, start) : bisect.bisect_left(self.directive_starts, end)
-        ]
-        return self._add(start, end, "code", tuple(inside))
+        return self._add(start, end, "code", self.lexed.directives_in(start, end))
 
     def _word_end(self, start: int) -> int:
         """Offset after the brace or macro that starts here: `BEGIN_NAMESPACE`, `NAMESPACE_BEGIN(detail)`."""

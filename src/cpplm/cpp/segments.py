@@ -8,7 +8,7 @@ from typing import Literal
 
 from cpplm.cpp.lexer import Directive
 
-SegmentCategory = Literal["code", "directive", "directives", "region"]
+SegmentCategory = Literal["code", "directive", "region"]
 # `BEGIN_NAMESPACE`, `NAMESPACE_BEGIN(detail)`
 _MACRO = re.compile(rb"(\w+)\s*((?:\([^()]*\))?)")
 
@@ -58,11 +58,6 @@ class Condition:
         if self.lines[-1] != b"#else":
             terms.append(b"(" + _expression(self.lines[-1]) + b")")
         return b"#if " + b" && ".join(terms)
-
-    @property
-    def closer(self) -> bytes:
-        """Ends the group."""
-        return b"#endif"
 
 
 def _expression(line: bytes) -> bytes:

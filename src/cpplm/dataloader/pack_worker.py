@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from cpplm.core.errors import UserError
 from cpplm.core.shards import Shard, read_shard
@@ -170,8 +169,4 @@ def _encode(
 def _shard_tables(location: str, columns: tuple[str, ...]) -> Callable[[Shard], Any]:
     """Reads shards of a data set and keeps the last ones."""
     storage = Storage(location)
-
-    def read(shard: Shard) -> pa.Table:
-        return read_shard(storage, shard, ["text", *columns])
-
-    return lru_cache(maxsize=SHARDS_IN_MEMORY)(read)
+    return lru_cache(maxsize=SHARDS_IN_MEMORY)(lambda shard: read_shard(storage, shard, ["text", *columns]))

@@ -13,13 +13,13 @@ class DataSettings:
     """Mixture, order and form of the training rows."""
 
     data_weights: tuple[float, ...] = ()
-    """Share of the rows from each --data_dir (none = by the text that each has)."""
+    """Share of the rows from each --data_dir (empty = in proportion to its bytes of training text)."""
     late_data_weights: tuple[float, ...] = ()
-    """Other shares for the end of the run (none = no change)."""
+    """Shares that replace --data_weights at the end of the run (empty = no change)."""
     late_data_ratio: float = 0.1
-    """The end of the run for --late_data_weights, as a share of it."""
+    """Last part of the run that uses --late_data_weights, as a fraction of the run."""
     streaming_data: bool = False
-    """Take shards as they arrive, until `_COMPLETE` stands beside them."""
+    """Start before the corpus is complete: wait for new shards until its folder has the file `_COMPLETE`."""
     data_workers: int = 0
     """Processes that tokenize and pack ahead of the step (0 = a thread of this one)."""
     tokenizer_threads: int = 4

@@ -9,7 +9,6 @@ and made again.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -95,8 +94,7 @@ def _serialize(tokens: TokenizedShard) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+    return sink.getvalue().to_pybytes()
 
 
 def _open_verified(path: Path) -> TokenizedShard | None:
@@ -105,7 +103,7 @@ def _open_verified(path: Path) -> TokenizedShard | None:
         return None
     data = pa.memory_map(str(path)).read_buffer()
     head, body = data.slice(0, _HASH_BYTES), data.slice(_HASH_BYTES)
-    if hashlib.sha256(body).hexdigest().encode() != head.to_pybytes():
+    if sha256(body).encode() != head.to_pybytes():
         return None
     table = pa.ipc.open_file(body).read_all()
     if set(table.column_names) != set(TokenizedShard._fields):

@@ -195,8 +195,7 @@ def _answer(running: RunningEvaluation) -> dict[str, Any]:
     """The figures that the process printed, or the end of its complaint."""
     printed = running.process.stdout.readline() if running.process.stdout is not None else ""
     if running.process.returncode == 0 and printed:
-        answer: dict[str, Any] = json.loads(printed)
-        return answer
+        return json.loads(printed)
     running.messages.seek(0)
     lines = [line.strip() for line in running.messages.read().splitlines() if line.strip()]
     return {"failed": f"exit status {running.process.returncode}: {lines[-1] if lines else 'no message'}"}

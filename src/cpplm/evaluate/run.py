@@ -22,6 +22,7 @@ from cpplm.core.jsonl import ResumableJsonl
 from cpplm.core.progress import log_info
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import Storage, is_bucket, sha256
+from cpplm.cpp.syntax import syntax_valid
 from cpplm.evaluate.bits_per_byte import measure_texts, resolve_context
 from cpplm.evaluate.completion_cache import open_completion_cache
 from cpplm.evaluate.fim.suite import input_hashes, run_fim
@@ -40,7 +41,6 @@ from cpplm.evaluate.settings import (
     FimEvalSettings,
     LikelihoodSettings,
 )
-from cpplm.evaluate.syntax import syntax_valid
 from cpplm.evaluate.texts import fingerprint, read_texts
 from cpplm.generate.settings import ModelSource
 from cpplm.judge.scoring import SCORING_VERSION, CppReport
@@ -84,8 +84,7 @@ class Evaluation:
         inputs = {**self.model.identity, **settings}
         old = results.get(name)
         if old is not None and old["inputs"] == inputs:
-            stored: dict[str, Any] = old
-            return stored
+            return old
         if storage is not None:
             _require_writable(storage)
         begin = time.perf_counter()

@@ -191,7 +191,8 @@ class FimEvalSettings(CppEvalSettings):
     suffix_chars: int = 400
     """Characters of a file that it sees behind a hole; together about as much as 512 tokens hold."""
     fim_order: Literal["psm", "spm"] = "spm"
-    """A model of ours reads the suffix first, or the prefix, which one trained at --fim_spm_rate 0 needs."""
+    """For a RUN: psm puts the prefix first in the model's input, spm the suffix; a model trained at
+    --fim_spm_rate 0 needs psm."""
     valid: Literal["", "cpp"] = ""
     """Of a RUN: draw tokens again that break the syntax of C++, as `cpplm generate --valid cpp`."""
     project_context: bool = False

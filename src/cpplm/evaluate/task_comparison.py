@@ -12,7 +12,7 @@ from cpplm.core.settings import to_dict
 from cpplm.core.shards import MANIFEST
 from cpplm.core.storage import Storage
 from cpplm.evaluate.run import Evaluation
-from cpplm.evaluate.settings import BpbSettings, EvalTarget, EvaluatedModel, FimEvalSettings
+from cpplm.evaluate.settings import BpbSettings, EvalTarget, FimEvalSettings
 from cpplm.evaluate.task_settings import TaskEvalSettings, TasksCommand
 from cpplm.evaluate.task_suite import (
     GradedAnswer,
@@ -86,12 +86,8 @@ def _rival(name: str, target: EvalTarget) -> EvalTarget:
         url=name if kind in ("http", "https") else "",
         model_name="",
     )
-    return EvalTarget(_checked(model))
-
-
-def _checked(model: EvaluatedModel) -> EvaluatedModel:
     model.check_paths()
-    return model
+    return EvalTarget(model)
 
 
 def _guards(evaluation: Evaluation, settings: TaskEvalSettings) -> dict[str, float]:

@@ -147,7 +147,7 @@ class ToolLimits:
     """Limits of the tools, for one answer."""
 
     tool_calls: int = 8
-    """Calls; what is called beyond these is told so."""
+    """Maximum number of tool calls; further calls return an error to the model."""
     tool_seconds: float = 30.0
     """Time of all calls together; a tool that takes longer is stopped."""
     tool_characters: int = 2000
@@ -184,12 +184,12 @@ class ProjectSettings:
     the prompt at most, and its lines are answers where they are likely right."""
 
     project: Path | None = None
-    """Folder of the C++ project that the file with the hole belongs to: the lines behind the longest match of
-    those above the hole are taken."""
+    """Folder of the C++ project that the file with the hole belongs to; code from its files is put before
+    that file in the prompt."""
     project_lines: float = DEFAULT_PROJECT_LINES
-    """Answer with lines of the project, names replaced, without asking the model, where they are exactly
-    right with this probability or more; with less likely ones where they are likelier than what it writes
-    (1 = never)."""
+    """Lines copied from the project, names replaced, are the answer where their estimated probability of
+    being exactly right is at least this (the model is not run) or is above that of the model's own text
+    (1 = never copy)."""
 
     def __post_init__(self) -> None:
         if not 0 < self.project_lines <= 1:
@@ -217,7 +217,8 @@ class GenerateSettings:
     suffix: str | None = None
     """With --fim and --prompt: the text behind the hole."""
     fim_order: Literal["psm", "spm"] = "spm"
-    """With --fim: the model reads the suffix first, or the prompt."""
+    """With --fim: psm puts --prompt before --suffix in the model's input, spm the suffix first; a model
+    trained at --fim_spm_rate 0 needs psm."""
     file: str = ""
     """With --project: the file with the hole (empty = recognized by its lines)."""
     examples: bool = False
@@ -227,10 +228,10 @@ class GenerateSettings:
     num_samples: int = 1
     """Completions of the prompt; a single one is printed as it is written."""
     draft: Literal["off", "lookup", "heads"] = "off"
-    """Guess tokens ahead, to be quicker: what followed the same tokens before (lookup), or what the head of a
-    model trained with --mtp says (heads). The text is the same."""
+    """Speculative decoding: lookup = propose what followed the same tokens earlier; heads = use the head of a
+    model trained with --mtp. The output is the same."""
     draft_tokens: int = 2
-    """With --draft: tokens guessed at a time, at most."""
+    """With --draft: maximum number of proposed tokens per step."""
     form: Annotated[FormSettings, group("form")] = field(default_factory=FormSettings)
     """Constraints on completions."""
     project: Annotated[ProjectSettings, group("project")] = field(default_factory=ProjectSettings)

@@ -52,7 +52,7 @@ class CheckSettings(UntrainedSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.jax.multi_host:
-            raise UserError("--multi_host does nothing here", fix="--target names the hosts' chips together.")
+            raise UserError("--multi_host does nothing here", fix="SLICE counts the chips of all hosts.")
 
 
 @dataclass(frozen=True)

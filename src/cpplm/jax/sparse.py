@@ -173,5 +173,4 @@ def _kth_largest(x: jax.Array, k: int) -> jax.Array:
         return jnp.where(enough, candidate, found)
 
     start = jnp.zeros((*x.shape[:-1], 1), jnp.uint32)
-    found: jax.Array = jax.lax.fori_loop(0, 32, with_bit, start)
-    return found
+    return jax.lax.fori_loop(0, 32, with_bit, start)

@@ -161,8 +161,7 @@ class _Nvfp4Linear(nn.Module):
         """(..., in_features) to (..., out_features) in the dtype of the input."""
         engine, recipe, inner = self._compute
         with torch.autocast(x.device.type, dtype=x.dtype), engine.autocast(enabled=True, recipe=recipe):
-            product: Tensor = inner(x)
-        return product
+            return inner(x)
 
 
 def _missing_gpu(needed: tuple[int, int], generations: str) -> list[str]:

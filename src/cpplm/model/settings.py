@@ -24,8 +24,8 @@ class ArchitectureSettings:
     """Features of the model; those that are not given follow from the preset."""
 
     preset: Literal["cpplm", "seed", "nanochat", "llama"] = "cpplm"
-    """Recipe behind the depth: ours, the first one without additions, nanochat's of July 2026, or a plain
-    Llama."""
+    """Architecture: nanochat = that of July 2026; cpplm = nanochat with n-gram memory and induction; seed =
+    the same shape without nanochat's additions; llama = a plain Llama (the one that llama.cpp can run)."""
     mlp: Literal["preset", "relu2", "swiglu"] = "preset"
     """Squared ReLU between two matrices, or SwiGLU with as many weights."""
     short_window: Literal["preset", "half", "quarter"] = "preset"
@@ -37,18 +37,20 @@ class ArchitectureSettings:
     value_embeddings: Switch = "preset"
     """Gated embeddings of the token among the values of every second layer."""
     smear: Switch = "preset"
-    """Each embedding takes in a share of the one before it."""
+    """Add to each token embedding a gated share of the previous token's (as nanochat)."""
     backout: Switch = "preset"
-    """A share of the middle layer's output is taken off the last one's."""
+    """Subtract a learned share of the middle layer's output from the last layer's (as nanochat)."""
     induction: Switch = "preset"
-    """Each embedding takes in the token that followed the longest earlier match of the last tokens."""
+    """Add to each embedding that of the token which followed the longest earlier match of the last tokens,
+    as an induction head would copy it."""
 
     engram: Literal["preset", "off", "memory", "local"] = "preset"
-    """N-gram memory: hashed tables (memory), or a branch over the last states (local)."""
+    """N-gram memory (Engram): memory = embedding tables addressed by hashed n-grams; local = a causal branch
+    over the last hidden states, without tables."""
     engram_layers: tuple[int, ...] = ()
-    """Layers with it, from 0 (none = the second and the middle one)."""
+    """Engram: indices of the layers that have it, from 0 (empty = the second and the middle layer)."""
     engram_ngram_orders: tuple[int, ...] = ()
-    """Lengths of n-grams (none = 2 3 for memory, 2 3 4 for local)."""
+    """Engram: lengths of n-grams (empty = 2 3 for memory, 2 3 4 for local)."""
     engram_bottleneck_dim: int = 0
     """Width of the local branch (0 = a quarter of the model's)."""
     engram_heads: int = 8
@@ -66,13 +68,13 @@ class ArchitectureSettings:
     """Normalizations of rows and columns."""
 
     mtp: bool = False
-    """Also train to predict further tokens."""
+    """Multi-token prediction: also train to predict tokens after the next one (DeepSeek-V3)."""
     mtp_depth: int = 1
-    """Further tokens."""
+    """MTP: number of additional tokens predicted at each position."""
     mtp_lambda: float = 0.3
-    """Weight of their loss."""
+    """MTP: weight of the additional loss in the first two thirds of the run."""
     mtp_final_lambda: float = 0.1
-    """Weight in the last third of the run."""
+    """MTP: weight of the additional loss in the last third of the run."""
 
     dsa: bool = False
     """Sparse attention: an indexer chooses the keys."""
@@ -227,10 +229,10 @@ class QuantizationSettings:
     """Share of the run from which weights are rounded (-1 = with --init_from 0, else where the learning rate
     begins to fall)."""
     quantize_init: InitMethod = "activation"
-    """How the first scales are found: least squared error, weighted by the activations of that step's batch
-    or not, or the largest magnitude of each group."""
+    """How scales are initialized: absmax = largest magnitude of each group; mse = least squared error;
+    activation = least squared error, weighted by the activations of that step's batch."""
     freeze_codes: bool = False
-    """Train scales alone; codes stay as they are first rounded (the seed method's second version)."""
+    """Train the scales only; the integer codes stay as they were first rounded."""
     scale_lr: float = 1e-4
     """AdamW's learning rate of scales."""
 

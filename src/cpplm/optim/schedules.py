@@ -27,9 +27,10 @@ class LearningRates:
     muon_beta2: float = 0.9
     """Muon's decay of the second moment, which evens out rows (NorMuon); 0 turns it off."""
     weight_decay: float = 0.2
-    """Cautious weight decay of the matrices at depth 12."""
+    """Cautious weight decay of the matrices; the value is for depth 12 and scaled by --weight_decay_by."""
     weight_decay_by: Literal["depth", "horizon"] = "depth"
-    """Scale of it: 1/depth^2, or sqrt(batch) / training tokens, which keeps its time scale in epochs."""
+    """How --weight_decay is scaled: depth = by 1 / depth^2; horizon = by sqrt(batch size) / training tokens,
+    which keeps its time scale in epochs (arXiv 2405.13698)."""
     adam_beta1: float = 0.8
     """AdamW's decay of the first moment."""
     adam_beta2: float = 0.95

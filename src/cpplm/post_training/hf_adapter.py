@@ -38,5 +38,4 @@ def with_adapter(model: Any, lora: LoraSettings, seed: int = 0) -> Any:
 def adapter_record(model: Any) -> dict[str, Any]:
     """The file `adapter_config.json` of a `PeftModel`."""
     record = {**model.peft_config["default"].to_dict(), "inference_mode": True}
-    plain: dict[str, Any] = json.loads(json.dumps(record, default=sorted))  # targets are a set
-    return plain
+    return json.loads(json.dumps(record, default=sorted))  # targets are a set

@@ -33,7 +33,11 @@ class HfStates:
             found = (self(ids_BT, None) @ self.head_VC.T.to(model.dtype)).float()
         tolerance = 16 * torch.finfo(model.dtype).eps * float(expected.abs().max())
         if not torch.allclose(found, expected, rtol=0.0, atol=tolerance):
-            raise UserError(f"the logits of {name} are more than products with a matrix")
+            raise UserError(
+                f"the logits of {name} are not its last hidden states times its output embedding (they are "
+                "more than products with that matrix, such as soft-capped or scaled), as needed here",
+                fix="Use another model.",
+            )
 
     @property
     def head_VC(self) -> Tensor:  # noqa: N802  (shapes)

@@ -89,7 +89,10 @@ class HfChatTokenizer(HfTokenizer):
                 fix="Put one there as chat_template.jinja, such as that of a model tuned to chat.",
             )
         if not self._tokenizer.is_fast:
-            raise UserError(f"the tokenizer in {folder} does not say where tokens lie in a text")
+            raise UserError(
+                f"the tokenizer in {folder} is a slow one, without the offsets of tokens in the text",
+                fix="Convert it to a fast tokenizer (tokenizer.json): AutoTokenizer, then save_pretrained.",
+            )
         self._end: str = self._tokenizer.eos_token or template  # a template is in no text
         self._special = self.tokens.end_ids.union(self._tokenizer.all_special_ids)
         names = [name for name, id_ in self.tokens.ids.items() if id_ in self._special]

@@ -97,14 +97,14 @@ class BatchSettings:
     max_waiting: int = 128
     """Requests that may wait for their first token; one more is refused with 429."""
     cache_tokens: int = 0
-    """Tokens of all requests together that fit into the cache (0 = as many as --max_batch can take)."""
+    """Size of the KV cache in tokens, over all requests (0 = enough for --max_batch full contexts)."""
     prefix_cache_tokens: int = 32_768
-    """Tokens of ended requests that are kept for others that begin alike."""
+    """Prefix caching: tokens of finished requests kept in the KV cache, for requests with the same prefix."""
     prefill_chunk: int = 512
-    """Tokens of prompts that are read between two tokens of those who write."""
+    """Chunked prefill: prompt tokens processed between two decoding steps."""
     draft: Literal["off", "lookup", "heads"] = "off"
-    """Write several tokens at once where they can be guessed: by what stood behind the same tokens before
-    (lookup), or by the heads of a model trained with --mtp (heads). It changes no text."""
+    """Speculative decoding: lookup = propose what followed the same tokens earlier; heads = use the heads of
+    a model trained with --mtp. The output is the same."""
 
     def __post_init__(self) -> None:
         require_at_least(self, max_waiting=1)
@@ -138,8 +138,8 @@ class RequestSettings:
     top_k: int = 0
     """Default where a request names none (0 = all tokens)."""
     fim_order: Literal["psm", "spm"] = "spm"
-    """Order in which the model reads the text around a hole: first the suffix, which lets an editor's next
-    request go on where the last one ended, or the prefix."""
+    """Order of the text around a hole in the model's input: psm = prefix first; spm = suffix first, so that
+    an editor's next request can reuse the KV cache of the last one."""
     request_timeout: float = 600.0
     """Seconds until a request is given up."""
     first_token_timeout: float = 120.0

@@ -18,9 +18,7 @@ import tree_sitter
 from cpplm.core.shards import Split
 from cpplm.corpus.ingest.discovery import Project, SourceFile, find_files, read_source
 from cpplm.corpus.ingest.pii import redact
-from cpplm.cpp.lexer import lex
-from cpplm.cpp.macros import MacroTable, mask
-from cpplm.cpp.parser import grammar
+from cpplm.cpp.syntax import parse
 from cpplm.generate.tools.tool_call_format import ArgumentValue, parse_call, render_call
 from cpplm.generate.tools.toolbox import ToolBox
 from cpplm.tasks.grader import Grader
@@ -51,7 +49,7 @@ class AskKind(TaskKind):
 
     name = "ask"
     max_new_tokens = 96
-    needs = "projects"
+    needs_projects = True
     needs_tools = True
 
     def build(self, source: TaskSource, split: Split, count: int) -> Iterator[TaskItem]:
@@ -72,12 +70,8 @@ class AskKind(TaskKind):
             source.rng(f"ask {name} {file.name}").shuffle(questions)
             made = Counter[str]()
             for question in questions:
-                item = (
-                    None
-                    if made[question.level] == _PER_FILE[question.level]
-                    else _item(question, box, name, file, split)
-                )
-                if item is not None:
+                wanted = made[question.level] < _PER_FILE[question.level]
+                if wanted and (item := _item(question, box, name, file, split)):
                     made[question.level] += 1
                     yield item
 
@@ -108,9 +102,7 @@ class AskKind(TaskKind):
 def _questions(file: SourceFile) -> Iterator[_Question]:
     """Questions on the definitions and numbers of one file."""
     data = read_source(file)
-    lexed = lex(data)
-    _, plain = mask(lexed, MacroTable())
-    root = grammar("c++").parse(plain)
+    lexed, root = parse(data)
     for node in _definitions(root):
         name, line = _name_of(node, data), node.start_point[0] + 1
         where = f"{file.name}:{line}"

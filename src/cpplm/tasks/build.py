@@ -73,7 +73,7 @@ def _items(settings: TaskBuildSettings, source: TaskSource) -> list[TaskItem]:
     made: dict[str, TaskItem] = {}
     for name in settings.kinds:
         kind = KINDS[name]
-        if kind.needs == "projects" and not source.projects:
+        if kind.needs_projects and not source.projects:
             log_info(f"{name}: left out, it needs --projects")
             continue
         for split in reversed(SPLITS):  # validation first

@@ -39,7 +39,7 @@ class CommitKind(TaskKind):
 
     name = "commit"
     max_new_tokens = 400
-    needs = "projects"
+    needs_projects = True
 
     def build(self, source: TaskSource, split: Split, count: int) -> Iterator[TaskItem]:
         """Newest commits first, projects in turn; validation has files whose documents are of validation."""

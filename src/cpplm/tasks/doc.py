@@ -27,13 +27,12 @@ class DocKind(BodyKind):
 
     name = "doc"
     max_new_tokens = 200
-    needs = "documents"
 
     def build(self, source: TaskSource, split: Split, count: int) -> Iterator[TaskItem]:
         """Functions with a comment of their own, of all kinds of documents, in an order of the seed's."""
         rows = [row for row in source.documents(split) if row["docstrings"]]
         rows.sort(key=lambda row: source.rank(row["id"]))
-        seen, made = set[str](), 0
+        seen = set[str]()
         for row in rows:
             data = row["text"].encode()
             for pair in row["docstrings"]:
@@ -49,9 +48,8 @@ class DocKind(BodyKind):
                     answer=inside, prefix=f"{comment}\n{signature}\n{{\n",
                 )  # fmt: skip
                 fits = len(line_tokens(inside)) in _BODY_TOKENS and len(comment) < _DOC_BYTES
-                if made < count and fits and item.key not in seen and function_body(inside).complete:
+                if len(seen) < count and fits and item.key not in seen and function_body(inside).complete:
                     seen.add(item.key)
-                    made += 1
                     yield item
 
     def grade(self, answers: Sequence[tuple[TaskItem, Answer]], grader: Grader) -> list[Grade]:

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from cpplm.core.shards import Split
 from cpplm.core.spans import SpanKind
-from cpplm.cpp.lexer import lex
-from cpplm.cpp.macros import MacroTable, mask
 from cpplm.cpp.parser import grammar
+from cpplm.cpp.syntax import parse
 from cpplm.cpp.syntax_spans import find_spans, join_spans, whole_groups
 from cpplm.judge.scoring import find_forbidden, is_empty, open_braces
 from cpplm.tasks.grader import Diagnostic, Grader
@@ -39,7 +38,6 @@ class FillKind(TaskKind):
 
     name = "fill"
     max_new_tokens = 64
-    needs = "documents"
 
     def build(self, source: TaskSource, split: Split, count: int) -> Iterator[TaskItem]:
         """Statements and arguments of documents that compile."""
@@ -52,9 +50,8 @@ class FillKind(TaskKind):
                     "empty holes",
                 )  # fmt: skip
                 items = [item for item, each in zip(items, found, strict=True) if not each.compiles]
-            for item in items[: count - made]:
-                made += 1
-                yield item
+            yield from items[: count - made]
+            made += len(items)
 
     def cut(self, text: str) -> str:
         """All of it: the model ends it itself."""
@@ -109,10 +106,9 @@ def _filled(item: TaskItem, written: str) -> str:
 
 def _holes(document: SourceDocument, source: TaskSource, split: Split) -> list[TaskItem]:
     """Some places of a document in random order, none inside another."""
-    lexed = lex(document.text.encode())
-    _, plain = mask(lexed, MacroTable())
-    rules = grammar(document.language)
-    spans, _ = find_spans(rules.parse(plain), rules, whole=whole_groups(lexed.directives, 0))
+    data = document.text.encode()
+    lexed, root = parse(data, document.language)
+    spans, _ = find_spans(root, grammar(document.language), whole=whole_groups(lexed.directives, 0))
     places = [
         (start, end, _KINDS[SpanKind(kind)])
         for start, end, kind in join_spans([(spans, 0)]).tolist()
@@ -127,10 +123,8 @@ def _holes(document: SourceDocument, source: TaskSource, split: Split) -> list[T
         if any(start < last and first < end for first, last in taken):
             continue
         taken.append((start, end))
-        data = document.text.encode()
         before, middle, after = (part.decode() for part in (data[:start], data[start:end], data[end:]))
-        text, cut = before + middle + after, len(before)
-        prefix, suffix = excerpt(text, cut, cut + len(middle), _BEFORE, _AFTER)
+        prefix, suffix = excerpt(document.text, len(before), len(before) + len(middle), _BEFORE, _AFTER)
         chosen.append(
             TaskItem(
                 kind=FillKind.name, level=kind, split=split, group=document.id, project=document.project,

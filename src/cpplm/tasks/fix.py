@@ -55,7 +55,6 @@ class FixKind(TaskKind):
 
     name = "fix"
     max_new_tokens = 64
-    needs = "documents"
 
     def build(self, source: TaskSource, split: Split, count: int) -> Iterator[TaskItem]:
         """Lines of documents that compile, broken so that the compiler's first error is at them."""

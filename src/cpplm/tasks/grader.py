@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cpplm.core.jsonl import JsonlFile, read_jsonl
-from cpplm.core.progress import progress_bar
 from cpplm.core.storage import sha256
-from cpplm.core.workers import available_cores
+from cpplm.core.workers import available_cores, map_in_threads
 from cpplm.corpus.compile.compiler import STANDARDS, compile_document, require_standards
 from cpplm.cpp.parser import Language
 from cpplm.judge.executor import RUN_LIMITS, Judge
@@ -79,7 +77,7 @@ class Grader:
     def compile(
         self,
         texts: Sequence[str],
-        language: Language | Sequence[Language],
+        languages: Sequence[Language],
         what: str = "compile",
         *,
         standards: Sequence[str] = (),
@@ -88,22 +86,14 @@ class Grader:
 
         Args:
             texts: the documents.
-            language: of all of them, or of each.
+            languages: of each.
             what: is said beside the progress bar.
             standards: the one that each is known to be written for; without it they are tried in turn.
         """
-        languages = [language] * len(texts) if isinstance(language, str) else language
-        with (
-            ThreadPoolExecutor(self._workers) as pool,
-            progress_bar(len(texts), what, "text", disable=self._quiet) as bar,
-        ):
-
-            def work(text: str, language: Language, standard: str) -> Diagnostic:
-                found = self._compile(text, language, standard)
-                bar.update()
-                return found
-
-            return list(pool.map(work, texts, languages, standards or [""] * len(texts)))
+        return map_in_threads(
+            self._compile, texts, languages, standards or [""] * len(texts),
+            workers=self._workers, what=what, unit="text", disable=self._quiet,
+        )  # fmt: skip
 
     def _compile(self, text: str, language: Language, standard: str) -> Diagnostic:
         text = text.encode("utf-8", errors="replace").decode()

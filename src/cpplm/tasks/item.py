@@ -86,19 +86,14 @@ def write_tasks(storage: Storage, items: Iterable[TaskItem], **figures: Any) -> 
     storage.write(COMPLETE, b"")
 
 
-def is_task_folder(folder: Path) -> bool:
-    """True for a finished folder of tasks."""
-    storage = Storage(folder) if folder.is_dir() else None
-    return storage is not None and storage.exists(COMPLETE) and "tasks" in storage.read_json(MANIFEST)
-
-
 def require_task_folder(folder: Path) -> None:
     """Refuse a folder without finished tasks.
 
     Raises:
         UserError: it is one.
     """
-    if not is_task_folder(folder):
+    storage = Storage(folder) if folder.is_dir() else None
+    if storage is None or not storage.exists(COMPLETE) or "tasks" not in storage.read_json(MANIFEST):
         raise UserError(f"{folder} holds no finished tasks", fix="Run 'cpplm tasks build --out FOLDER'.")
 
 

@@ -53,9 +53,8 @@ class TaskKind(Protocol):
     name: str
     max_new_tokens: int
     """The most that an answer may have."""
-    needs: str
-    """What it is made of: "documents" of a corpus, "projects" (folders), or "" for nothing."""
-
+    needs_projects: bool = False
+    """True if it is made of the folders of projects."""
     needs_tools: bool = False
     """True for questions that tools on the project answer."""
 

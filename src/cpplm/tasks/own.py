@@ -13,13 +13,12 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import tree_sitter
 
 from cpplm.core.shards import Split
-from cpplm.cpp.lexer import lex
-from cpplm.cpp.macros import MacroTable, mask
-from cpplm.cpp.parser import grammar
+from cpplm.cpp.syntax import parse
 from cpplm.judge.executor import Program
 from cpplm.judge.scoring import COMPILED
 from cpplm.sandbox.compiler import COMPILE_LIMITS
@@ -58,7 +57,6 @@ _MOST_ASSERTIONS = 16
 _MIN_KILLED = 0.8
 _MUTANTS = 6
 _PER_DOCUMENT = 2
-_DOCUMENTS = 16  # in a batch
 _BODY_BYTES = range(20, 1200)
 _SWAPS = {
     "+": "-", "-": "+", "*": "+", "/": "*", "<": ">=", ">": "<=", "<=": ">", ">=": "<",
@@ -93,32 +91,24 @@ class OwnKind(TestedBodyKind):
 
     name = "own"
     max_new_tokens = 200
-    needs = "documents"
 
     def build(self, source: TaskSource, split: Split, count: int) -> Iterator[TaskItem]:
         """Functions of documents that compile and link on their own."""
-        documents, made = source.compiling(split), 0
-        while made < count and (
-            batch := [each for _, each in zip(range(_DOCUMENTS), documents, strict=False)]
-        ):
-            for document in batch:
-                if document.language != "c++" or re.search(r"\bmain\s*\(", document.text):
-                    continue
-                for function in _functions(document)[:_PER_DOCUMENT]:
-                    tests = derive_tests(
-                        function, source.grader, source.rng(f"own {document.id} {function.name}")
-                    )
-                    for item in _rungs(function, tests, split) if tests else ():
-                        if made < count:
-                            made += 1
-                            yield item
+        return islice(_items(source, split), count)
+
+
+def _items(source: TaskSource, split: Split) -> Iterator[TaskItem]:
+    for document in source.compiling(split):
+        if document.language == "c++" and not re.search(r"\bmain\s*\(", document.text):
+            for function in _functions(document)[:_PER_DOCUMENT]:
+                rng = source.rng(f"own {document.id} {function.name}")
+                if tests := derive_tests(function, source.grader, rng):
+                    yield from _rungs(function, tests, split)
 
 
 def _functions(document: SourceDocument) -> list[_Function]:
     """The functions of a document that can be tested, in its order."""
-    lexed = lex(document.text.encode())
-    _, plain = mask(lexed, MacroTable())
-    root = grammar("c++").parse(plain)
+    lexed, root = parse(document.text.encode())
     return list(_walk(root, document, lexed.data, ()))
 
 

@@ -86,7 +86,8 @@ class TaskAuditSettings(TaskFolderSettings):
     """How many tasks are tried."""
 
     num_items: int = 40
-    """Held-out tasks of each kind that every cheat is tried on."""
+    """Held-out tasks of each kind whose gold answers and cheats (answers that must earn nothing: empty, a
+    comment, `{}`, ...) are graded."""
     headers: tuple[Path, ...] = ()
     """Folders of third-party headers."""
     workers: int = 0

@@ -16,7 +16,7 @@ from cpplm.cpp.parser import Language
 from cpplm.tasks.grader import Grader
 
 T = TypeVar("T")
-STANDALONE = ("compilable", "inlined")
+STANDALONE_KINDS = ("compilable", "inlined")
 """Kinds of documents that are made to compile on their own."""
 MAX_DOCUMENT_CHARS = 40_000
 """Longer ones take long to compile, and there are enough others."""
@@ -33,8 +33,6 @@ class SourceDocument:
     project: str
     files: tuple[str, ...]
     license: str
-    kind: str
-    docstrings: tuple[Mapping[str, int], ...]
     standard: str = ""
     """Of C++, that it compiles under."""
 
@@ -79,19 +77,16 @@ class TaskSource:
         Those that are made to, or the plain files of a corpus that has no others.
         """
         rows = [row for row in self.documents(split) if len(row["text"]) <= MAX_DOCUMENT_CHARS]
-        rows = [row for row in rows if row["kind"] in STANDALONE] or rows
+        rows = [row for row in rows if row["kind"] in STANDALONE_KINDS] or rows
         rows.sort(key=lambda row: self.rank(row["id"]))
         turn: dict[str, int] = {}
         for row in rows:
             turn[row["project"]] = row["turn"] = turn.get(row["project"], 0) + 1
         rows.sort(key=lambda row: row["turn"])  # stable
         return [
-            SourceDocument(
-                row["text"], row["id"], row["project"], tuple(row["files"]), row["license"], row["kind"],
-                tuple(row["docstrings"] or ()),
-            )
+            SourceDocument(row["text"], row["id"], row["project"], tuple(row["files"]), row["license"])
             for row in rows
-        ]  # fmt: skip
+        ]
 
     def compiling(self, split: Split) -> Iterator[SourceDocument]:
         """Those of them that do compile."""

@@ -118,19 +118,17 @@ class TinyKind(TestedBodyKind):
 
     name = "tiny"
     max_new_tokens = 48
-    needs = ""
 
     def build(self, source: TaskSource, split: Split, count: int) -> Iterator[TaskItem]:
         """Templates in turn, each with constants of this split."""
-        rng, seen, made = source.rng(f"tiny {split}"), set[str](), 0
+        rng, seen = source.rng(f"tiny {split}"), set[str]()
         templates = [each for each in _TEMPLATES if split == "val" or not each.unseen]
         for number in numbers():
-            if made == count or number > 200 * count:
+            if len(seen) == count or number > 200 * count:
                 return
             item = self._item(templates[number % len(templates)], rng, split)
             if item is not None and item.key not in seen:
                 seen.add(item.key)
-                made += 1
                 yield item
 
     def _item(self, template: _Template, rng: random.Random, split: Split) -> TaskItem | None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cpplm.core.errors import UserError
+from cpplm.tokenizer.special_tokens import BOS
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 # Type of a part: the special tokens around its text, and whether the assistant writes it.
@@ -57,7 +58,7 @@ def render_conversation(
         UserError: not a conversation of the form above; the message names the place.
     """
     rendered = RenderedConversation()
-    rendered.add([tokenizer.bos], supervised=False)
+    rendered.add([BOS], supervised=False)
     for number, message in enumerate(alternating_turns(conversation)):
         if number % 2:
             rendered.add([tokenizer.encode_special("<|assistant_start|>")], supervised=False)

@@ -50,7 +50,6 @@ PATTERNS: dict[PretokenizerName, str] = {
     "lines": _pattern(LINE_ENDS),
     "dense": _pattern(f"{NEWLINES}{OPENER}?"),
 }
-PATTERN = PATTERNS["lines"]
 # So many pieces at the end of a text can change when the text goes on: `#`, two spaces and a word become one
 # piece with the line break before them.
 UNSTABLE_PIECES = 3

@@ -30,7 +30,6 @@ from cpplm.core.storage import Storage, is_bucket, restore_url, sha256
 from cpplm.tokenizer.pretokenizer import split_bytes
 from cpplm.tokenizer.special_tokens import (
     ALIASES,
-    BOS,
     NAMED_TOKENS,
     NUM_SPECIAL,
     SPECIAL_IDS,
@@ -161,11 +160,6 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text; bytes that are not valid UTF-8 (a generated half character) become U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
-
-    @property
-    def bos(self) -> int:
-        """Id of the token that begins every document."""
-        return BOS
 
     @cached_property
     def token_bytes(self) -> npt.NDArray[np.int32]:

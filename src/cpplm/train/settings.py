@@ -41,10 +41,10 @@ class JaxSettings:
     jax_attention: Literal["auto", "einsum", "jax", "splash", "pallas"] = "auto"
     """JAX: attention kernel."""
     remat: Literal["none", "full", "dots", "attention"] = "none"
-    """JAX: what of a layer is computed again in the backward pass: nothing, all, all but products with
-    weights, all but what attention gave."""
+    """JAX: what of a layer is recomputed in the backward pass: none = nothing, full = everything, dots =
+    everything but matrix products with weights, attention = everything but attention outputs."""
     loss_chunk: int = 1024
-    """JAX: rows of logits that one chip holds at once."""
+    """JAX: token positions whose logits one chip holds at once."""
 
     def __post_init__(self) -> None:
         self.axes()

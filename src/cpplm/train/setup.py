@@ -34,7 +34,7 @@ def choose_kernels(settings: TrainSettings, config: ModelConfig, device: torch.d
         require_nvfp4()
     dtype = choose_dtype(settings.precision, device)
     if (kernels.fp8 or kernels.nvfp4) and dtype != torch.bfloat16:
-        raise UserError("8-bit and 4-bit products need bfloat16 around them", fix="Leave out --precision.")
+        raise UserError("--fp8 and --nvfp4 need --precision bf16", fix="Set it, or leave those flags out.")
     compiling = not settings.no_compile and can_compile(device)
     return select_training_kernels(
         config,

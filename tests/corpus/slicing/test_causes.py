@@ -391,7 +391,7 @@ def test_nothing_is_lost_where_the_unit_is_not_read_again(tmp_path, monkeypatch)
     monkeypatch.setattr(
         documents,
         "closed_world_expansion",
-        lambda _, own, index: Expander(index, own, closed_world=True).expand(["lock.h"]),
+        lambda each: Expander(each.index, each.own, closed_world=True).expand(["lock.h"]),
     )
     (document,) = documents_of(write_files(tmp_path, LOCKS), budget=1_000, of="use.c")
     assert document.kind == "chunk"

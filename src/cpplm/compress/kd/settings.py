@@ -130,7 +130,7 @@ class CacheBuildSettings:
     max_seq_len: int = -1
     """Tokens of a row (-1 = the teacher's context)."""
     no_fim: bool = False
-    """Leave out fill-in-the-middle, of which there is else as much as in the teacher's own training."""
+    """Do not rearrange documents for fill-in-the-middle (default: at the rates of the teacher's training)."""
     device_batch_size: int = 8
     """Rows that the teacher reads at once."""
     seed: int = 0

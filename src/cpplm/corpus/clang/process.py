@@ -112,8 +112,7 @@ class ClangProcess:
             return None
         finally:
             timer.cancel()
-        answer: dict[str, Any] | None = json.loads(line) if line.endswith(b"\n") else None
-        return answer
+        return json.loads(line) if line.endswith(b"\n") else None
 
     def close(self) -> str:
         """End the process; returns in words how it ended."""

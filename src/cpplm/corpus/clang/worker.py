@@ -84,8 +84,7 @@ def _load_library() -> ctypes.CDLL:
 
 def _node(cursor: Cursor) -> int:
     """The address of the declaration that a cursor stands on; it identifies one within its unit."""
-    address: int = cursor.data[0]
-    return address
+    return cursor.data[0]
 
 
 class _UnitReader:

@@ -18,8 +18,6 @@ from cpplm.sandbox.backends import SandboxBackend
 from cpplm.sandbox.compiler import check_mounts
 from cpplm.sandbox.sandbox import Sandbox
 
-Compile = Callable[[str, Language], CompileResult]
-
 
 @dataclass(frozen=True)
 class CompileLabeler:
@@ -35,7 +33,7 @@ class CompileLabeler:
     compiler_version: str
     headers: tuple[Path, ...]
 
-    def compiler(self) -> Compile:
+    def compiler(self) -> Callable[[str, Language], CompileResult]:
         """A function that compiles a text; for one process."""
         sandbox = Sandbox(self.backend)
         return lambda text, language: compile_document(text, language, sandbox, self.headers)

@@ -12,13 +12,13 @@ import re
 import shutil
 import tarfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from cpplm.core.progress import progress_bar
+from cpplm.core.workers import map_in_threads
 from cpplm.corpus.clang.compile_commands import NAME as DATABASE
 from cpplm.corpus.clang.compile_commands import command_macros
 from cpplm.cpp.file_suffixes import HEADER_SUFFIXES
@@ -97,14 +97,9 @@ def configure(roots: Sequence[Path], folder: Path, workers: int, *, unsafe: bool
     """
     sandbox = Sandbox.probe(unsafe=unsafe)
     shutil.rmtree(folder, ignore_errors=True)  # of a build that was killed
-    with progress_bar(len(roots), "configure", "project") as bar, ThreadPoolExecutor(workers) as pool:
-
-        def configure_next(number: int) -> Configured:
-            made = _configure(roots[number], folder / str(number), sandbox)
-            bar.update()
-            return made
-
-        return list(pool.map(configure_next, range(len(roots))))
+    run = partial(_configure, sandbox=sandbox)
+    folders = [folder / str(number) for number in range(len(roots))]
+    return map_in_threads(run, roots, folders, workers=workers, what="configure", unit="project")
 
 
 def _configure(root: Path, folder: Path, sandbox: Sandbox) -> Configured:

@@ -21,18 +21,16 @@ import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
 from cpplm.core.errors import UserError
-from cpplm.core.progress import progress_bar
 from cpplm.core.settings import Argument
 from cpplm.core.shards import SPLITS, ShardReader
 from cpplm.core.statistics import wilson_interval
-from cpplm.core.workers import available_cores
+from cpplm.core.workers import available_cores, map_in_threads
 from cpplm.corpus.compile.compiler import (
     STANDARDS,
     CompileResult,
@@ -197,20 +195,15 @@ def _compile(
     projects: dict[str, CorpusProject],
 ) -> list[CompileResult]:
     """Compile documents in threads, under a progress bar."""
-    with (
-        ThreadPoolExecutor(settings.workers or available_cores()) as pool,
-        progress_bar(len(documents), "with headers" if headers else "compile", "document") as bar,
-    ):
 
-        def compile_one(document: dict[str, Any]) -> CompileResult:
-            language = language_of(
-                main_source(document["files"]), projects[document["project"]].is_c, document["text"].encode()
-            )
-            result = compile_document(document["text"], language, sandbox, headers, settings.std)
-            bar.update()
-            return result
+    def compile_one(document: dict[str, Any]) -> CompileResult:
+        language = language_of(
+            main_source(document["files"]), projects[document["project"]].is_c, document["text"].encode()
+        )
+        return compile_document(document["text"], language, sandbox, headers, settings.std)
 
-        return list(pool.map(compile_one, documents))
+    what, workers = "with headers" if headers else "compile", settings.workers or available_cores()
+    return map_in_threads(compile_one, documents, workers=workers, what=what, unit="document")
 
 
 def summarize(checked: list[CompiledDocument], projects: dict[str, CorpusProject]) -> dict[str, Any]:

@@ -70,5 +70,4 @@ def _matching(reader: ShardReader, shard: Shard, project: str | None, kind: str 
         return range(shard.documents)
     table = reader.table(shard, [name for name, _ in conditions])
     columns = [pc.equal(table[name], value) for name, value in conditions]
-    row_numbers: array[int] = array("I", pc.indices_nonzero(functools.reduce(pc.and_, columns)).to_pylist())
-    return row_numbers
+    return array("I", pc.indices_nonzero(functools.reduce(pc.and_, columns)).to_pylist())

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 
+from cpplm.corpus.slicing.outlines import without_spans
 from cpplm.corpus.slicing.project_index import ParsedFile
 from cpplm.cpp.items import Item, ItemKind
 from cpplm.cpp.lexer import ELSE_KEYWORDS, IF_KEYWORDS, INCLUDE_KEYWORDS, Directive
@@ -37,21 +38,14 @@ class Conditions:
         return known
 
     def _branch(self, frame: Condition) -> bool | None:
-        before: bool | None = False  # whether an earlier branch is read
-        for number, line in enumerate(frame.lines):
-            key = (frame.group, number)
+        keys = [(frame.group, number) for number in range(len(frame.lines))]
+        for key, line in zip(keys, frame.lines, strict=True):
             if key not in self.values:
                 self.values[key] = self._holds(line)
-            value = self.values[key]
-            if number == len(frame.lines) - 1:
-                if before is True or value is False:
-                    return False
-                return None if before is None or value is None else True
-            if value is True:
-                before = True
-            elif value is None and before is False:
-                before = None
-        return before
+        *before, value = map(self.values.__getitem__, keys)
+        if True in before or value is False:
+            return False
+        return None if None in before or value is None else True
 
 
 def choose_header(
@@ -125,21 +119,15 @@ def written_includes(includes: Sequence[tuple[tuple[Condition, ...], bytes]]) ->
     for conditions, group in itertools.groupby(includes, key=lambda each: each[0]):
         lines += [condition.opener for condition in conditions]
         lines += [line for _, line in group]
-        lines += [condition.closer for condition in conditions]
+        lines += [b"#endif"] * len(conditions)
     return b"\n".join(lines)
 
 
 def without_directives(item: Item, removed: Sequence[Directive]) -> bytes:
-    """An item's text without some of its lines; nothing where no line says anything then."""
-    if len(item.directives) == len(removed) and item.kind == ItemKind.INCLUDE:
+    """An item's text without some of its lines, in order; nothing where no line says anything then."""
+    if item.kind == ItemKind.INCLUDE and all(
+        each in removed or each.keyword in IF_KEYWORDS | ELSE_KEYWORDS for each in item.directives
+    ):
         return b""
-    text = item.text
-    base = len(item.text) - (item.end - item.start)
-    for directive in sorted(removed, key=lambda each: -each.start):
-        start, end = base + directive.start - item.start, base + directive.end - item.start
-        text = text[:start] + text[end + 1 :]
-    if item.kind == ItemKind.INCLUDE:
-        rest = [d for d in item.directives if d not in removed]
-        if all(d.keyword in IF_KEYWORDS | ELSE_KEYWORDS for d in rest):
-            return b""
-    return text
+    shift = len(item.text) - item.end  # from offsets in the file
+    return without_spans(item.text, [(each.start + shift, each.end + 1 + shift) for each in removed])

@@ -46,11 +46,11 @@ _IS_DEFAULT = re.compile(
     rb"|^HAVE_(?:TYPE_)?(?:_?BOOL(?:_T)?|(?:U?_?INT(?:8|16|32|64|PTR|MAX|XX)|S?SIZE|SOCKLEN|OFF|PID)(?:_T)?"
     rb"|\w+_T_IN_\w+_H|(?:CLOCK|DEV|GID|INO|IN_ADDR|IN_PORT|MODE|NLINK|SA_FAMILY|SIGSET|SIG_ATOMIC|TIME|UID|WCHAR)_T)$"
 )
-_HAVE_HEADERS = frozenset(
+# Of headers and functions.
+_HAVE = frozenset(
     f"HAVE_{re.sub('[./]', '_', name).upper()}".encode()
-    for name in SYSTEM_HEADERS - {"stropts.h"} | {"curses.h"}
+    for name in (*(SYSTEM_HEADERS - {"stropts.h"}), "curses.h", *_LINUX["functions"].split())
 )
-_HAVE_FUNCTIONS = frozenset(f"HAVE_{name}".encode() for name in _LINUX["functions"].split())
 # What the system's headers declare, whatever a project has for systems where they do not.
 SYSTEM_NAMES = frozenset(f"{_LINUX['functions'].lower()} {_LINUX['names']}".encode().split())
 # What those declare with _GNU_SOURCE alone, which every build that uses it defines.
@@ -97,8 +97,7 @@ _HEADER_MACRO = re.compile(rb"\b([A-Z_][A-Z0-9_]+)=[\"' \\]{0,4}(<[\w./]+\.h>)")
 _MESON_TEXT = re.compile(rb"\.set_quoted\s*\(\s*'(\w+)'")
 _MESON_NUMBER = re.compile(rb"(?m)^\w+\.set\s*\(\s*'(\w+)'\s*,\s*'?(\d+)'?\s*\)")
 # `-include $(top_builddir)/config.h`: read before each source file.
-_FORCED_INCLUDE = re.compile(r"(?m)^[^#\n]*\s-include\s+(?:[^\s/]*/)*([\w-]+\.h)\b")
-_ALWAYS_INCLUDED = re.compile(r"(?m)^(?=\S)[^#\n]*\s-include\s+(?:[^\s/]*/)*([\w-]+\.h)\b")
+_FORCED_INCLUDE = re.compile(r"(?m)^(?=([ \t]?))[^#\n]*\s-include\s+(?:[^\s/]*/)*([\w-]+\.h)\b")
 # What a script adds to its template, where conditions decide on it.
 _TEMPLATE_TEXT = re.compile(
     rb"\bAH_(?:TOP|BOTTOM|VERBATIM)\s*\((?:[^()]++|\((?:[^()]++|\((?:[^()]++|\([^()]*+\))*+\))*+\))*+\)"
@@ -243,8 +242,9 @@ def build_defaults(roots: Iterable[Path]) -> BuildDefaults:
                 text = data.decode("utf-8", "replace")
                 is_script = path.name in AUTOCONF_SCRIPTS
                 scripts += [text] if is_script else []
-                pattern = _ALWAYS_INCLUDED if is_script else _FORCED_INCLUDE  # not what a branch adds
-                forced |= dict.fromkeys(pattern.findall(text))
+                for indent, header in _FORCED_INCLUDE.findall(text):
+                    if not (is_script and indent):  # else a branch of the script adds it
+                        forced[header] = None
                 written |= {name for pair in _WRITTEN_HEADER.findall(text) for name in pair if name}
                 for template, header in _configured_headers(text):
                     found = next(filter(Path.is_file, (path.parent / template, root / template)), path)
@@ -373,6 +373,6 @@ def configured_value(name: bytes) -> bytes | None:
         type_ = name[size + len(b"SIZEOF_") :].rstrip(b"_")
         return _SIZES.get(type_, b"8" if type_.endswith(b"_T") else None)
     have = name[max(name.find(b"HAVE_"), 0) :].replace(b"HAVE_DECL_", b"HAVE_", 1)
-    if have in _HAVE_HEADERS | _HAVE_FUNCTIONS or name == b"STDC_HEADERS" or _IS_DEFAULT.search(have):
+    if have in _HAVE or name == b"STDC_HEADERS" or _IS_DEFAULT.search(have):
         return b"1"
     return None

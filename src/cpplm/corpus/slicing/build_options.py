@@ -11,7 +11,7 @@ from cpplm.corpus.slicing.build_headers import SYSTEM_NAMES
 from cpplm.corpus.slicing.expansion import Expansion, Visit
 from cpplm.cpp.conditions import is_elsewhere
 from cpplm.cpp.items import Item, ItemKind, condition_names, conditions_in
-from cpplm.cpp.lexer import ELSE_KEYWORDS, IDENTIFIER, IF_KEYWORDS, lex, names_in
+from cpplm.cpp.lexer import ELSE_KEYWORDS, IDENTIFIER, IF_KEYWORDS, conditional_groups, lex, names_in
 
 # Conditions of options alone: `#if defined A && !defined(B)`.
 _OPTION = rb"(?:!\s*+)?(?:defined\s*+)?\(?\s*+\w++\s*+\)?"
@@ -48,7 +48,7 @@ def hiding_options(expansion: Expansion) -> set[bytes]:
             for number in expansion.by_file.get(key[0], ())
         ]
         options = [each for each in every if not any(map(is_elsewhere, each))]
-        chosen = next(filter(_is_for_linux, options), options[0]) if options else set()
+        chosen = max(options, key=lambda each: any(b"LINUX" in macro for macro in each), default=set[bytes]())
         if all(options) and around.isdisjoint(chosen):
             found |= chosen
     found |= _options_of_members(expansion) | _options_of_stubs(expansion)
@@ -134,9 +134,7 @@ def _hiding_options(visit: Visit, number: int, known: Set[bytes]) -> Set[bytes]:
         known: the macros that some file defines.
     """
     item = visit.file.items[number]
-    conditions = conditions_in(item.stack)
-    frames = [frame for frame in conditions if id(frame) not in visit.decided]
-    wanted = [_wanted(frame.lines[-1]) for frame in frames]
+    wanted = [_wanted(each.lines[-1]) for each in conditions_in(item.stack) if id(each) not in visit.decided]
     live = visit.live.get(number, True)
     if live is not False and (own := _options_of_group(item)) and own.isdisjoint(known):
         wanted.append(own)
@@ -152,18 +150,10 @@ def _options_of_group(item: Item) -> Set[bytes]:
     """The options of the first branch of an item that is one `#if` group without an `#else`."""
     if not item.directives or not _BEGINS_GROUP.match(item.text):
         return frozenset()
-    depth = 0
-    for number, directive in enumerate(item.directives, 1):
-        ends = directive.keyword == b"endif"
-        depth += directive.keyword in IF_KEYWORDS
-        if depth == 1 and (directive.keyword == b"else" or (ends and number < len(item.directives))):
-            return frozenset()
-        depth -= ends
-    return _wanted(item.directives[0].line)
-
-
-def _is_for_linux(options: Set[bytes]) -> bool:
-    return any(b"LINUX" in option for option in options)
+    groups, _ = conditional_groups(item.directives)
+    is_one = [group.end for group in groups] == [item.directives[-1].end]
+    has_else = any(each.keyword == b"else" for group in groups for each in group.directives)
+    return _wanted(item.directives[0].line) if is_one and not has_else else frozenset()
 
 
 def _used_names(expansion: Expansion) -> dict[bytes, Set[bytes]]:

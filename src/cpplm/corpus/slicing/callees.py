@@ -17,17 +17,15 @@ from cpplm.cpp.items import Item, ItemKind
 _MOST_FILES = 4
 
 
-def find_callees(items: Iterable[Item], expansion: Expansion, own: Iterable[str], depth: int) -> list[Key]:
+def find_callees(items: Iterable[Item], expansion: Expansion, depth: int) -> list[Key]:
     """The definitions that items call, and those that these call, up to `depth` calls away.
 
     Args:
         items: of the unit.
         expansion: of the unit, without other source files.
-        own: the unit's files.
         depth: how many calls to follow.
     """
     index = expansion.index
-    own = set(own)
     found: list[Key] = []
     seen: set[bytes] = set()
     level = list(items)
@@ -37,21 +35,21 @@ def find_callees(items: Iterable[Item], expansion: Expansion, own: Iterable[str]
         keys = [
             key
             for name in sorted(called & index.defining.keys())
-            if (key := _definition(name, expansion, own)) is not None and key not in found
+            if (key := _definition(name, expansion)) is not None and key not in found
         ]
         found += keys
         level = [index.item(key) for key in keys]
     return found
 
 
-def _definition(name: bytes, expansion: Expansion, own: set[str]) -> Key | None:
+def _definition(name: bytes, expansion: Expansion) -> Key | None:
     """The definition of a function that the unit sees declared; None where there is none, or several."""
     index = expansion.index
-    files = [file for file in index.defining[name] if file not in own]
+    files = [file for file in index.defining[name] if file not in expansion.own]
     if not files or len(files) > _MOST_FILES or _is_declared(name, expansion, {ItemKind.FUNCTION}):
         return None
     declared = _is_declared(name, expansion, {ItemKind.PROTOTYPE})
-    folders = {PurePosixPath(name).parent for name in own}
+    folders = {PurePosixPath(name).parent for name in expansion.own}
     keys = [
         (index.number[file], number)
         for file in sorted(files, key=lambda file: (PurePosixPath(file).parent not in folders, file))

@@ -75,14 +75,13 @@ def _cut(bare: Expansion, number: int, budget: int, measure: Measure) -> list[Do
     return [replace(piece, files=files, sources=sources) for piece in pieces]
 
 
-def _parts_of(data: bytes, part: FileItems) -> list[tuple[Syntax, int]]:
-    """The syntax of a file's items with the place of each in the file's document."""
-    blank = len(data) - len(data.lstrip(b"\n"))
+def _parts_of(part: FileItems, blank: int) -> list[tuple[Syntax, int]]:
+    """The syntax of a file's items with the place of each in the file without its first `blank` bytes."""
     if not part.sound:
         return [(part.syntax, -blank)]
     found = []
     for item in part.items:
-        together = data.startswith(item.text, item.origin) if item.origin >= 0 else False
+        together = part.lexed.data.startswith(item.text, item.origin) if item.origin >= 0 else False
         found.append((Syntax(item.spans, item.pairs if together else b""), item.origin - blank))
     return found
 
@@ -98,7 +97,7 @@ def whole_file(name: str, part: FileItems, budget: int, measure: Measure) -> lis
     size = count(text)
     if size <= budget:
         source = SourceLines(name, blank + 1, blank + text.count("\n"))
-        places = annotations_of(_parts_of(data, part))
+        places = annotations_of(_parts_of(part, blank))
         return [Document(text, "file", (name,), size, part.functions, (source,), *places)]
     lines = [line + "\n" for line in text[:-1].split("\n")]  # a form feed ends no line
     ends = [item.last_line + 1 - blank for item in part.items] if part.sound else []

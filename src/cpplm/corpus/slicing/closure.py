@@ -111,15 +111,12 @@ class Closure:
                 self._used |= item.accesses | item.mentions
         return self._follow(waiting, most)
 
-    def borrow(self, place: Place, most: float, detail: Detail | None = None) -> bool:
+    def borrow(self, place: Place, most: float, detail: Detail) -> bool:
         """Take one borrowed item and what it needs; False as soon as all together is longer than `most`."""
-        if place in self.chosen and detail is None:
-            return self.size <= most
-        item = self.expansion.item(place)
-        self.reasons.setdefault(place, Reason(item.function_name, place))
+        self.reasons.setdefault(place, Reason(self.expansion.item(place).function_name, place))
         if place not in self._forward:
             self.settled.add(place)
-        return self._follow([(place, self._take(place, self.detail if detail is None else detail))], most)
+        return self._follow([(place, self._take(place, detail))], most)
 
     def direct_needs(self, place: Place) -> list[Place]:
         """The places that an own item itself needs, up to the first that is known to be too long."""

@@ -10,13 +10,12 @@ from cpplm.corpus.slicing.outlines import without_comments
 from cpplm.corpus.slicing.shadowing import template_parameters
 from cpplm.corpus.slicing.x_macros import made_enumerators
 from cpplm.cpp.items import Item, ItemKind
-from cpplm.cpp.keywords import KEYWORDS
+from cpplm.cpp.keywords import KEYWORD_BYTES
 from cpplm.cpp.lexer import IDENTIFIER
 from cpplm.cpp.macros import MacroTable, closing, declares_function
 
 # Free functions that libraries find by the types of their arguments.
 _FOUND_BY_ARGUMENTS = (b"operator", b"intrusive_ptr_", b"hash_value", b"to_json", b"from_json", b"tag_invoke")
-_KEYWORDS = frozenset(word.encode() for word in KEYWORDS)
 _NAMED_BY_MACRO = re.compile(rb"\b(\w+)\s*\(\s*(\w+)\s*\)\s*\(")  # `int API(name)(void);`
 _STRING = re.compile(rb'"(?:[^"\\\n]|\\.)*"')
 _BEHIND_CALL = re.compile(rb"\)\s*(\w+)\s*;?\s*\Z")  # `typedef ARRAY (3) Name;`
@@ -39,12 +38,10 @@ def _call_of(macro: bytes) -> re.Pattern[bytes]:
     return re.compile(rb"\b%b\s*\(" % macro if macro else rb"(?m)^\s*\w+\s*\(|\b[A-Z][A-Z0-9_]+\s*\(")
 
 
-def declared_names(item: Item, macros: MacroTable, types: Set[bytes]) -> set[bytes]:
+def declared_names(item: Item, macros: MacroTable) -> set[bytes]:
     """The names by which an item is found; a macro call that declares is found by its arguments."""
     names = set(item.names)
     code = item.text[len(item.text) - (item.end - item.start) :]
-    if item.kind == ItemKind.TYPE and attached_to(item, types):
-        return set()
     names.update(d.macro for d in item.directives if d.keyword in (b"define", b"undef"))
     callee = item.function_name or (item.names[0] if len(item.names) == 1 else b"")
     is_macro = callee in macros.functions and (callee.isupper() or not _is_function(callee, code))
@@ -62,7 +59,7 @@ def declared_names(item: Item, macros: MacroTable, types: Set[bytes]) -> set[byt
             # `METHOD(Class::name(int n)) {`, of which the class has a declaration
             return set(IDENTIFIER.findall(name)[-1:]) if b"::" not in name else set()
         names.update(_UNQUALIFIED.findall(inner))
-        names -= _KEYWORDS.union(re.findall(rb"\b" + _STANDARD_TYPE + rb"\b", inner))
+        names -= KEYWORD_BYTES.union(re.findall(rb"\b" + _STANDARD_TYPE + rb"\b", inner))
     if item.kind in (ItemKind.PROTOTYPE, ItemKind.FUNCTION):
         names.update(name for macro, name in _NAMED_BY_MACRO.findall(item.text) if macro in macros.names)
     if item.kind in (ItemKind.TYPE, ItemKind.VARIABLE) and b"enum" in code:
@@ -105,4 +102,4 @@ def attached_to(item: Item, types: Set[bytes]) -> Set[bytes]:
     else:
         return frozenset()
     nested = {name for owner, name in _QUALIFIED.findall(head) if owner in types}
-    return set(IDENTIFIER.findall(head)) - _KEYWORDS - template_parameters(item.text) - nested - {*called}
+    return set(IDENTIFIER.findall(head)) - KEYWORD_BYTES - template_parameters(item.text) - nested - {*called}

@@ -96,7 +96,7 @@ def _with_callees(slicer: _Slicer) -> Document | None:
     items = [slicer.expansion.item(place) for place in slicer.own]
     before: list[Key] = []
     for depth in range(slicer.options.cross_file_depth, 0, -1):
-        callees = find_callees(items, slicer.expansion, slicer.own_names, depth)
+        callees = find_callees(items, slicer.expansion, depth)
         if not callees:
             return None
         if callees != before:
@@ -128,7 +128,7 @@ class _Slicer:
         index: ProjectIndex,
         shortener: Shortener,
         options: SliceOptions,
-        parse: Parse | None = None,
+        parse: Parse | None,
         callees: Sequence[Key] = (),
     ) -> None:
         self.unit = unit
@@ -145,9 +145,7 @@ class _Slicer:
         self.own_names = [file.name for file in unit.files]
         self.expansion = expand_unit(self.own_names, index, callees)
         self.lookup = NameLookup(self.expansion)
-        references = (
-            parse(main_file(self.expansion.roots), self.expansion.defined) if parse is not None else None
-        )
+        references = parse(main_file(self.expansion.roots), self.expansion.defined) if parse else None
         if references is not None:
             expander = Expander(index, self.own_names, references.decided, self.expansion.defined)
             self.expansion = expander.expand(self.expansion.roots)
@@ -157,11 +155,10 @@ class _Slicer:
 
     def _assume_closed_world(self, own: Sequence[Place]) -> list[Place]:
         """Read borrowed files without what nothing defines; these own items then, none where one is lost."""
-        files = self.expansion.visits
-        keys = {(files[number].file.number, item) for number, item in own}
-        expansion = closed_world_expansion(self.expansion, self.own_names, self.index)
+        keys = set(map(self.expansion.key, own))
+        expansion = closed_world_expansion(self.expansion)
         every = own_places(expansion)
-        places = [(n, item) for n, item in every if (expansion.visits[n].file.number, item) in keys]
+        places = [place for place in every if expansion.key(place) in keys]
         if len(places) != len(own):
             return []
         self.expansion, self.own = expansion, every
@@ -218,9 +215,8 @@ class _Slicer:
         own_size = sum(self.measure.item(self.expansion.item(place).text) for place in self.own)
         if own_size > _SURELY_TOO_LONG * self.budget:
             return None
-        generous = min(max(own_size * (1 + _GENEROUS), self.budget * _ALWAYS), self.budget)
-        if self.callees:
-            generous = self.budget
+        least = self.budget if self.callees else self.budget * _ALWAYS
+        generous = min(max(own_size * (1 + _GENEROUS), least), self.budget)
         document = self._on_rung(generous, Detail.FULL)
         declared = None if document else self._on_rung(generous, Detail.DECLARATIONS)
         if declared:  # otherwise more is too long, too
@@ -241,10 +237,8 @@ class _Slicer:
             if visit.gone.get(item, b" ") and (visit.own or visit.live.get(item, True) is not False)
         ]
         order = sorted((p for p in places if self.expansion.rank(p) <= last), key=self.expansion.rank)
-        if (
-            sum(len(self.expansion.item(place).text) for place in order)
-            > self.budget * self.measure.most_bytes
-        ):
+        length = sum(len(self.expansion.item(place).text) for place in order)
+        if length > self.budget * self.measure.most_bytes:
             return None
         rendered = render(self.expansion, [(place, self.expansion.item(place)) for place in order])
         size = self.measure.text(rendered.text)
@@ -368,7 +362,7 @@ class _Slicer:
             if found not in self.examined:
                 self.examined.add(found)
                 closure = self._closure(Detail.BARE)
-                if not closure.borrow(found, self.budget):
+                if not closure.borrow(found, self.budget, Detail.BARE):
                     self.too_long.add(found)
                     return
                 self.examined |= closure.settled  # what it needs fits, too

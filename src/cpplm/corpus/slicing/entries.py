@@ -5,7 +5,7 @@ A name such as `type` is declared by thousands of files; a unit reads few of the
 
 from __future__ import annotations
 
-from collections.abc import Collection, KeysView
+from collections.abc import Mapping
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -14,17 +14,11 @@ T = TypeVar("T")
 class EntriesByName(dict[bytes, dict[int, list[T]]]):
     """Entries by name and file."""
 
-    def names(self) -> KeysView[bytes]:
-        """The names that have entries."""
-        return self.keys()
-
     def add(self, name: bytes, file: int, entry: T) -> None:
         """Add what a file, by its number in the project, says of a name."""
         self.setdefault(name, {}).setdefault(file, []).append(entry)
 
-    def find(self, name: bytes, files: Collection[int]) -> list[T]:
+    def find(self, name: bytes, files: Mapping[int, object]) -> list[T]:
         """The entries of a name in these files, file by file, whichever was read first."""
         by_file = self.get(name, {})
-        smaller = by_file if len(by_file) <= len(files) else files
-        common = sorted(file for file in smaller if file in by_file and file in files)
-        return [entry for file in common for entry in by_file[file]]
+        return [entry for file in sorted(by_file.keys() & files.keys()) for entry in by_file[file]]

@@ -14,9 +14,10 @@ from cpplm.cpp.file_suffixes import is_source
 _MOST_INCLUDERS = 4
 
 
-def closed_world_expansion(expansion: Expansion, own: Sequence[str], index: ProjectIndex) -> Expansion:
+def closed_world_expansion(expansion: Expansion) -> Expansion:
     """The same files read again, borrowed ones as if nothing were defined but what may be by them."""
-    return Expander(index, own, defined=expansion.defined, closed_world=True).expand(expansion.roots)
+    expander = Expander(expansion.index, expansion.own, defined=expansion.defined, closed_world=True)
+    return expander.expand(expansion.roots)
 
 
 def expand_unit(own: Sequence[str], index: ProjectIndex, callees: Sequence[Key] = ()) -> Expansion:

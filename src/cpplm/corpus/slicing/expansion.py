@@ -27,7 +27,7 @@ from cpplm.corpus.slicing.build_headers import include_target
 from cpplm.corpus.slicing.project_index import Key, ParsedFile, ProjectIndex
 from cpplm.cpp.conditions import IF_DEFINED, UNKNOWN, Macro, MacroState, is_elsewhere, parse_define
 from cpplm.cpp.file_suffixes import is_source
-from cpplm.cpp.items import Item, ItemKind
+from cpplm.cpp.items import Item, ItemKind, conditions_in
 from cpplm.cpp.lexer import IDENTIFIER, INCLUDE_KEYWORDS, Directive
 from cpplm.cpp.parser import language_of
 from cpplm.cpp.segments import Condition, Frame
@@ -55,7 +55,6 @@ class Visit:
         ranks: where the stretches between the cuts stand in the expansion.
         gone: for includes that are replaced or dropped the text that is left of the item.
         external: the includes of an item that are read and lead out of the project.
-        known: the branches of which a compiler said whether they are read.
     """
 
     file: ParsedFile
@@ -68,13 +67,12 @@ class Visit:
     external: dict[int, bytes] = field(default_factory=dict)
     early: set[int] = field(default_factory=set)  # items of which only what precedes another file is left
     decided: set[int] = field(default_factory=set)  # ids of the conditions that hold
-    known: Branches = field(default_factory=dict)
     _stacks: dict[int, tuple[Frame, ...]] = field(default_factory=dict)  # by identity of items' stacks
 
     @functools.cached_property
     def is_conditional(self) -> bool:
         """True if the include that led here stands in a branch that may not be read."""
-        return any(isinstance(frame, Condition) for frame in self.frames)
+        return bool(conditions_in(self.frames))
 
     def is_read(self, number: int) -> bool:
         """True if an item is read, or may be, and something of it is left."""
@@ -118,6 +116,10 @@ class Expansion:
     def item(self, place: Place) -> Item:
         """The item at a place."""
         return self.visits[place[0]].file.items[place[1]]
+
+    def key(self, place: Place) -> Key:
+        """The key of the item at a place: the same in every visit of its file."""
+        return self.visits[place[0]].file.number, place[1]
 
     def bare(self, number: int) -> Expansion:
         """The file of one visit alone, with its includes as they are."""
@@ -188,7 +190,6 @@ class Expander:
             self._state.macros.update({name: Macro(self._index.definition(name)) for name in self._defined})
             self._likely = replace(self._state, closed=True, macros=dict(self._state.macros))
             self._expansion = Expansion(self._index, self._own, defined=sorted(self._defined), roots=names)
-            self._seen: dict[str, int] = defaultdict(int)
             # Of files the conditions under which they have been read; none where that is likely.
             self._read: dict[str, list[Set[Frame]]] = defaultdict(list)
             for name in names:
@@ -204,38 +205,39 @@ class Expander:
         file = self._index.read(name)
         expansion = self._expansion
         guard = file.parsed.lexed.guard if file.parsed.sound else b""
+        before = len(expansion.by_file.get(file.number, ()))  # so often it was read
+        is_own = name in expansion.own
         if (
-            (file.once and any(before <= set(frames) for before in self._read[name]))
+            (file.once and any(each <= set(frames) for each in self._read[name]))
             or depth > _DEEPEST
             or len(expansion.visits) > _MOST_VISITS
-            or self._seen[name] > _MOST_VISITS_OF_A_FILE
-            or self._is_copy(name, guard)
+            or before > _MOST_VISITS_OF_A_FILE
+            or (guard and not before and not is_own and self._is_defined(guard))  # a copy of it was read
         ):
             return
         states = [self._state, self._likely] if likely else [self._state]
         for state in states if guard else ():
-            state.macros[guard] = parse_define(guard)[1]
-        if guard and any(isinstance(frame, Condition) for frame in frames):  # it may not be read here
+            state.macros[guard] = Macro(b"")
+        if guard and conditions_in(frames):  # it may not be read here
             self._state.macros[guard] = UNKNOWN
-        self._seen[name] += 1
-        self._read[name].append({f for f in frames if isinstance(f, Condition)} if not likely else set())
-        visit = Visit(file, name in expansion.own and file.number not in expansion.by_file, frames)
+        self._read[name].append(set(conditions_in(frames)) if not likely else set())
+        visit = Visit(file, is_own and not before, frames)
         expansion.by_file[file.number].append(len(expansion.visits))
         expansion.visits.append(visit)
         self._stretch(visit)
         visit.external.update(file.external)
         if not visit.own:
             visit.gone.update(file.external)
-        if self._decided is not None and self._seen[name] == 1:
-            visit.known = self._decided(file)
+        branches = self._decided(file) if self._decided is not None and not before else {}
         state = replace(self._state, closed=True) if self._closed_world and not visit.own else self._state
-        conditions, of_likely = self._conditions(visit, state), self._conditions(visit, self._likely)
+        conditions = self._conditions(file, state, branches)
+        of_likely = self._conditions(file, self._likely, branches)
         known: dict[int, _Around] = {}  # by identity of items' stacks
         for number in file.events:
             item = file.items[number]
             around = known.get(id(item.stack)) if number not in file.guards else None
             if around is None:
-                stack = [frame for frame in item.stack if isinstance(frame, Condition)]
+                stack = conditions_in(item.stack)
                 stacks = [*file.guards.get(number, ()), *stack]
                 live = conditions.live(stacks)
                 is_likely = likely and of_likely.live(stacks) is True
@@ -251,11 +253,6 @@ class Expander:
         for guard in {frame.lines[0] for guards in file.guards.values() for frame in guards}:
             for state in states[visit.is_conditional :]:  # there it may be read again
                 state.macros[guard.split()[-1]] = Macro(b"")  # from now on that part is not read
-
-    def _is_copy(self, name: str, guard: bytes) -> bool:
-        """True if the guard of a borrowed file is defined before it is read: a copy of it was."""
-        is_new = not self._seen[name] and name not in self._expansion.own
-        return is_new and guard != b"" and self._is_defined(guard)
 
     def _demand(self, frames: Sequence[Frame], file: ParsedFile) -> None:
         """Have a macro defined without which the innermost branch is read: of several the first for Linux."""
@@ -285,7 +282,7 @@ class Expander:
     ) -> None:
         """Carry out the directives of an item that is read, or may be."""
         frames, of_likely = around.frames, around.of_likely
-        is_conditional = any(isinstance(frame, Condition) for frame in frames)
+        is_conditional = bool(conditions_in(frames))
         if len(item.directives) == 1 and item.directives[0].keyword in _DEFINITIONS:  # no branch, no include
             self._define(item.directives[0], unknown=is_conditional, likely=of_likely is not None)
             return
@@ -318,7 +315,7 @@ class Expander:
                     removed.append(directive)
                 else:
                     # A borrowed include stands without the macros that it is made of.
-                    is_made = argument and directive.argument[:1] not in (b'"', b"<")
+                    is_made = argument and not directive.target
                     line = b"#include " + argument.encode() if is_made else directive.line
                     external.append((undecided, line))
                     last_external = directive.start
@@ -346,19 +343,19 @@ class Expander:
         if likely:
             self._likely.macros[name] = value
 
-    def _conditions(self, visit: Visit, state: MacroState) -> Conditions:
+    def _conditions(self, file: ParsedFile, state: MacroState, branches: Branches) -> Conditions:
         """The branches of a file, with answers to `__has_include` as far as the project can give them."""
 
         def has_include(match: re.Match[bytes]) -> bytes:
             argument = match.group(1).decode("utf-8", "replace")
-            if self._index.includes.resolve(visit.file.name, argument) is not None:
+            if self._index.includes.resolve(file.name, argument) is not None:
                 return b"1"
             return b"0" if self._index.includes.is_build_written(argument) else match.group()
 
         def holds(line: bytes) -> bool | None:
             return state.holds(_HAS_INCLUDE.sub(has_include, line) if b"__has_" in line else line)
 
-        return Conditions(holds, visit.known)
+        return Conditions(holds, branches)
 
     def _is_guarded(self, argument: str) -> bool:
         """True for a header of the system whose guard (`_REGEX_H`) a copy of the project's has defined."""

@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 
-from cpplm.corpus.slicing.members import members_and_bodies
+from cpplm.corpus.slicing.members import METHOD, members_and_bodies
 from cpplm.cpp.items import ItemKind
 from cpplm.cpp.lexer import IDENTIFIER
 
@@ -23,7 +23,6 @@ _DIRECTIVE = re.compile(rb"(?m)^[ \t]*+#(?:[^\n\\]++|\\.)*+", re.DOTALL)  # with
 _INITIALIZERS = re.compile(rb"\)[\w\s]*+:(?!:)")  # `Table() : size(DEFAULT) {}`
 _SCOPE_OF = re.compile(rb"\b(\w+)\s*(?:<[^;{}<>]*>)?\s*::")
 MEMBER_END = re.compile(rb"[;{}]|\b(?:public|private|protected)\s*:(?!:)")
-_METHOD = re.compile(rb"(~?[A-Za-z_]\w*)\s*\(")
 
 
 @functools.lru_cache(maxsize=1_024)
@@ -61,7 +60,7 @@ def _part_names(part: bytes) -> tuple[list[bytes], list[bytes], bytes, list[byte
     part, *initializers = _INITIALIZERS.split(part, maxsplit=1)
     used = IDENTIFIER.findall(b"".join(initializers))
     names = IDENTIFIER.findall(part)
-    function = _METHOD.search(part) if not _EXPRESSION.search(part) else None
+    function = METHOD.search(part) if not _EXPRESSION.search(part) else None
     if function is not None and function.group(1).isupper():
         function = None  # a macro, which does whatever with its arguments
     if function is None and not _POINTER.fullmatch(part):

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from cpplm.corpus.slicing.expansion import Expansion, Place, Rank
 from cpplm.corpus.slicing.incomplete_types import needs_only_declared
-from cpplm.corpus.slicing.project_index import Key
 from cpplm.corpus.slicing.shadowing import (
     HIDDEN_KINDS,
     befriended,
@@ -120,7 +119,7 @@ class NameLookup:
         if found is None:
             candidates = self._look_up(place, item)
             places = frozenset().union(*(each.places for each in candidates))
-            members = (item.mentions | item.accesses) & self.expansion.index.members.names()
+            members = (item.mentions | item.accesses) & self.expansion.index.members.keys()
             attaching = self._attaching(item)
             found = Meanings(item, self.rank(place, item), candidates, places, members, attaching)
             self._found[key] = found
@@ -161,7 +160,7 @@ class NameLookup:
         rank = self.rank(place, item)
         found: list[Candidates] = []
         known = self._at_place.setdefault(place, {})
-        for name in sorted(mentions & self.expansion.index.declared.names()):
+        for name in sorted(mentions & self.expansion.index.declared.keys()):
             candidates = known.get(name)
             if candidates is None:
                 key = (name, self._declaring(name).visible(rank), name in hidden)
@@ -180,10 +179,9 @@ class NameLookup:
         places = self._declaring(name).places[:count]
         # A header that was read under a condition, and again in any case: the second is there for sure.
         visits = self.expansion.visits
-        certain = {self._key(place) for place in places if not visits[place[0]].is_conditional}
-        places = [
-            each for each in places if not visits[each[0]].is_conditional or self._key(each) not in certain
-        ]
+        key = self.expansion.key
+        certain = {key(place) for place in places if not visits[place[0]].is_conditional}
+        places = [each for each in places if not visits[each[0]].is_conditional or key(each) not in certain]
         if hidden:
             places = [each for each in places if self.expansion.item(each).kind not in HIDDEN_KINDS]
         if all(self.expansion.item(place).kind == ItemKind.MACRO for place in places):
@@ -193,7 +191,7 @@ class NameLookup:
     def _needed_definitions(self, places: list[Place], macro: bytes) -> list[Place]:
         """Of one definition that is read again and again the first place, and one behind any own `#undef`."""
         defining = {place for place in places if self._defines(place, macro)}
-        if len(defining) < 2 or len(set(map(self._key, defining))) > 1:
+        if len(defining) < 2 or len(set(map(self.expansion.key, defining))) > 1:
             return places
         ends = {each.macro for place in places for each in self.expansion.item(place).directives}
         if any(self._has_definitions(each) for each in ends):  # then a borrowed `#undef` ends this one, too
@@ -210,7 +208,7 @@ class NameLookup:
     def _has_definitions(self, macro: bytes) -> bool:
         """True if several texts define a macro."""
         places = self.expansion.declaring(macro)
-        return len({self._key(place) for place in places if self._defines(place, macro)}) > 1
+        return len({self.expansion.key(place) for place in places if self._defines(place, macro)}) > 1
 
     def _defines(self, place: Place, macro: bytes) -> bool:
         directives = self.expansion.item(place).directives
@@ -244,9 +242,6 @@ class NameLookup:
             self._openers[opener] = _names_opened(self.expansion, {opener})
         return self._openers[opener]
 
-    def _key(self, place: Place) -> Key:
-        return self.expansion.visits[place[0]].file.number, place[1]
-
     def attached(self, names: tuple[bytes, ...]) -> list[tuple[bytes, Place, Set[bytes]]]:
         """The operators and specializations of types of these names, each with all its types."""
         if names not in self._attached:
@@ -270,9 +265,7 @@ class NameLookup:
 
     def _is_type(self, name: bytes) -> bool:
         """True if the expansion declares a type of this name."""
-        places = self._declaring(name).places if name in self.expansion.index.declared else ()
-        kinds = (self.expansion.item(place).kind for place in places)
-        return any(kind in TYPE_KINDS for kind in kinds)
+        return any(self.expansion.item(place).kind in TYPE_KINDS for place in self._declaring(name).places)
 
     def is_dead(self, place: Place) -> bool:
         """True for own text in a branch that is not compiled."""

@@ -6,6 +6,7 @@ import re
 
 import tree_sitter
 
+METHOD = re.compile(rb"(~?[A-Za-z_]\w*)\s*\(")
 _BRACE = re.compile(rb"[{}]")
 _NESTED = re.compile(rb"\b(?:struct|union)(?:\s+\w+)?\s*\{\Z")
 _QUALIFIED = re.compile(rb"[\w>]\s*::\s*~?\w+\s*\(")

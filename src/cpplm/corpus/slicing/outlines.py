@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import tree_sitter
 
-from cpplm.corpus.slicing.members import body_of, calls_a_parameter, defines_member, end_of_head
+from cpplm.corpus.slicing.members import METHOD, body_of, calls_a_parameter, defines_member, end_of_head
 from cpplm.corpus.slicing.x_macros import made_enumerators
 from cpplm.cpp.doc_comments import code_end
 from cpplm.cpp.items import Item, ItemKind, mentioned_in
@@ -63,7 +63,6 @@ _MEMBER_STARTS = (b";", b"{", b"}", b":", b",")  # what a member may begin behin
 _OTHER = re.compile(
     rb"[^(]*\((?:\w|\s|::)*\*[^()]*\)\s*\(|(?!\s*template\b|[^(]*\boperator\b)[^(]*=|[^;{(]*\benum\b[^;{(]*\{"
 )
-_METHOD = re.compile(rb"(~?[A-Za-z_]\w*)\s*\(")
 # A member `int (*f)(int)`; not `struct A *(*f)(int)`, which may be what declares A.
 _FUNCTION_POINTER = re.compile(rb"(?!\s*(?:const\s+)?struct\b)[\w\s*]*\(\s*(?:\w+\s+)?\*\s*(\w+)\s*\)\s*\(")
 _NO_AGGREGATE = re.compile(rb"\b(?:private|protected|virtual)\b")
@@ -242,7 +241,7 @@ def _declared_name(node: tree_sitter.Node, head: bytes, *, is_data: bool) -> byt
     """The name that a function, a member or an enumerator declares, if any; None for anything else."""
     if is_data and (pointer := _FUNCTION_POINTER.match(head)):
         return pointer.group(1)
-    pattern = IDENTIFIER if node.type == "enumerator" else _DATA if is_data else _METHOD
+    pattern = IDENTIFIER if node.type == "enumerator" else _DATA if is_data else METHOD
     found = pattern.search(head)
     if (found is None and b"(" not in head) or _OTHER.match(head.partition(b"=")[0] if is_data else head):
         return None
@@ -259,9 +258,7 @@ def _enumeration(item: Item, text: bytes, macros: MacroTable) -> Outline | None:
         for each, comma in zip(made, commas, strict=True)
         if len(each.names) == 1 and (comma or not any(commas))
     )
-    if not members:
-        return None
-    return _of_members(text, members, macros)
+    return _of_members(text, members, macros) if members else None
 
 
 def _of_members(text: bytes, members: tuple[Member, ...], macros: MacroTable) -> Outline:

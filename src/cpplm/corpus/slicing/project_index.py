@@ -23,20 +23,19 @@ from cpplm.corpus.slicing.declared_names import attached_to, declared_names
 from cpplm.corpus.slicing.entries import EntriesByName
 from cpplm.corpus.slicing.feature_macros import unnamed_items
 from cpplm.corpus.slicing.include_resolver import IncludeResolver
+from cpplm.corpus.slicing.outlines import without_spans
 from cpplm.corpus.slicing.splicing import Splice, source_lines, splice
 from cpplm.corpus.slicing.units import TYPE_NAME
 from cpplm.cpp.file_suffixes import is_source
 from cpplm.cpp.items import FileItems, Item, ItemKind, conditions_in, read_items, share_names
-from cpplm.cpp.keywords import KEYWORDS
-from cpplm.cpp.lexer import IDENTIFIER, INCLUDE_KEYWORDS, Directive, LexedSource, names_in
+from cpplm.cpp.keywords import KEYWORD_BYTES
+from cpplm.cpp.lexer import IDENTIFIER, Directive, LexedSource, conditional_groups, names_in
 from cpplm.cpp.macros import MacroTable, inner_first
 from cpplm.cpp.parser import is_c_project, language_of
 from cpplm.cpp.segments import Condition
 
 _DEFINING = (b"define", b"undef", b"pragma")
 _MEMBER = re.compile(rb"\bstruct\s++(\w++)\s++\w++\s*+[;[]")  # which is a structure itself
-_CONDITIONAL = re.compile(rb"\s*#\s*(if|endif)")
-_KEYWORDS = frozenset(word.encode() for word in KEYWORDS)
 _BEFORE_BRACKET = re.compile(rb"\b(\w+)\s*\(")
 _FUNCTION_HEAD = re.compile(rb"(?m)^[A-Za-z_][^\n;{}()#]*?\b(\w+)[ \t]*\(")
 Key = tuple[int, int]  # number of a file in its project, number of an item in the file
@@ -109,7 +108,7 @@ class ProjectIndex:
         self.is_c = is_c_project(self.names)
 
     def read(self, name: str) -> ParsedFile:
-        """A file, taken apart; its items carry its number."""
+        """A file, taken apart."""
         found = self._parsed.get(name)
         if found is None:
             number = self.number[name]
@@ -127,7 +126,7 @@ class ProjectIndex:
             if not parsed.sound:
                 parsed, splices = source, []
             if not parsed.sound and parsed.lexed.balanced:
-                parsed = replace(parsed, items=[_whole(parsed.lexed, number)])
+                parsed = replace(parsed, items=[_whole(parsed.lexed)])
             for each in (source, parsed):
                 each.lexed.keep_directives()
             share_names(parsed.items, self._shared)
@@ -182,9 +181,8 @@ class ProjectIndex:
     def _leads_out(self, name: str, item: Item) -> bool:
         """True for an unconditional include, or several, of what is not in the project."""
         return (item.kind == ItemKind.INCLUDE and not item.stack) and all(
-            directive.keyword in INCLUDE_KEYWORDS
-            and directive.argument[:1] in (b'"', b"<")
-            and self.includes.resolve(name, argument := directive.argument.decode("utf-8", "replace")) is None
+            (argument := directive.target)
+            and self.includes.resolve(name, argument) is None
             and not self.includes.is_build_written(argument)
             and include_target(argument) not in self._copies
             for directive in item.directives
@@ -198,15 +196,15 @@ class ProjectIndex:
     def _register(self, file: ParsedFile) -> None:
         for position, item in enumerate(file.items):
             key = (file.number, position)
-            is_type = item.kind in (ItemKind.TYPE, ItemKind.ALIAS)
-            is_conditional_type = is_type and bool(conditions_in(item.stack))
-            for name in declared_names(item, self.macros, self.types):
+            types = attached_to(item, self.types)
+            # A type that is found by others is found by no name.
+            names = declared_names(item, self.macros) if not types or item.kind != ItemKind.TYPE else set()
+            for name in names:
                 self.declared.add(name, file.number, key)
-                if is_conditional_type:
-                    self.conditional_types.add(name)
+            if item.kind in (ItemKind.TYPE, ItemKind.ALIAS) and conditions_in(item.stack):
+                self.conditional_types |= names
             if item.qualifier and item.function_name:
                 self.members.add(item.function_name, file.number, (item.qualifier, key))
-            types = attached_to(item, self.types)
             for name in types:
                 self.attached.add(name, file.number, (key, types))
 
@@ -259,23 +257,15 @@ class ProjectIndex:
 
 
 def _outside_groups(item: Item) -> bytes:
-    """The lines of an item that stand in no `#if` group."""
-    if not item.directives:
-        return item.text
-    depth, found = 0, []
-    for line in item.text.split(b"\n"):
-        match = _CONDITIONAL.match(line)
-        keyword = match.group(1) if match else b""
-        depth += keyword == b"if"
-        if not depth:
-            found.append(line)
-        depth -= keyword == b"endif"
-    return b"\n".join(found)
+    """The text of an item that stands in no `#if` group."""
+    shift = len(item.text) - item.end  # from offsets in the file
+    groups, _ = conditional_groups(item.directives)
+    return without_spans(item.text, [(group.start + shift, group.end + shift) for group in groups])
 
 
-def _whole(lexed: LexedSource, number: int) -> Item:
+def _whole(lexed: LexedSource) -> Item:
     """A file whose brackets close within other `#if`s than they open in, as one item."""
-    functions = set(_BEFORE_BRACKET.findall(lexed.names)) - _KEYWORDS
+    functions = set(_BEFORE_BRACKET.findall(lexed.names)) - KEYWORD_BYTES
     types = set(TYPE_NAME.findall(lexed.names))
     return Item(
         kind=ItemKind.REGION,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
@@ -54,15 +55,10 @@ def document_of(
 
 def _borrowed(rendered: Rendered, is_own: Callable[[PlacedItem], bool]) -> Iterator[dict[str, int]]:
     """The ranges of the text that stand there for what they declare, those that touch as one."""
-    start = -1
-    for each in rendered.items:
-        if is_own(each) and start >= 0:
-            yield {"start": start, "end": each.offset}
-            start = -1
-        elif not is_own(each) and start < 0:
-            start = max(each.offset, 0)
-    if start >= 0:
-        yield {"start": start, "end": len(rendered.text)}
+    groups = [(own, max(next(each).offset, 0)) for own, each in itertools.groupby(rendered.items, is_own)]
+    for (own, start), (_, end) in itertools.pairwise([*groups, (True, len(rendered.text))]):
+        if not own:
+            yield {"start": start, "end": end}
 
 
 def _sources(

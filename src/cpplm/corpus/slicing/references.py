@@ -124,7 +124,6 @@ class ReferenceLookup(NameLookup):
         super().__init__(expansion)
         self._references = references
         self._meanings: dict[Key, _Meaning] = {}
-        self._lines: dict[int, list[int]] = {}
 
     @override
     def complete(self, place: Place, item: Item) -> Set[bytes]:
@@ -163,7 +162,7 @@ class ReferenceLookup(NameLookup):
         return read and self.expansion.item(place).kind not in (ItemKind.MACRO, ItemKind.USING)
 
     def _meaning(self, place: Place) -> _Meaning:
-        key = self._key(place)
+        key = self.expansion.key(place)
         if key not in self._meanings:
             self._meanings[key] = self._meaning_of(key)
         return self._meanings[key]
@@ -187,7 +186,7 @@ class ReferenceLookup(NameLookup):
                 continue
             understood.add(entity.name)
             places = {place for place in places if not self._is_member_definition(place)}
-            if any(self._key(place) != key for place in places):
+            if any(self.expansion.key(place) != key for place in places):
                 found.append((entity.name, sorted(places, key=self.expansion.rank)))
         if not references.errors.get(file, frozenset()).isdisjoint(lines):
             understood.clear()
@@ -206,10 +205,7 @@ class ReferenceLookup(NameLookup):
             return []
         file = self.expansion.index.read(line[0])
         items = file.items if not file.splices else []
-        if number not in self._lines:
-            self._lines[number] = [item.line for item in items]
-        last = bisect.bisect_right(self._lines[number], line[1])
-        first = last
+        first = last = bisect.bisect_right(items, line[1], key=lambda item: item.line)
         while first and items[first - 1].last_line >= line[1]:
             first -= 1
         return [place for item in range(first, last) for place in self.expansion.places((number, item))]

@@ -8,7 +8,6 @@ out, and the scopes and conditions of the next item are opened from the outside 
 from __future__ import annotations
 
 import bisect
-import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from cpplm.corpus.slicing.build_headers import (
 from cpplm.corpus.slicing.expansion import Expansion, Place, Visit
 from cpplm.corpus.slicing.outlines import without_comments
 from cpplm.corpus.slicing.standard_names import missing_lines
-from cpplm.cpp.items import Item, ItemKind
+from cpplm.cpp.items import Item, ItemKind, conditions_in
 from cpplm.cpp.lexer import IF_KEYWORDS
 from cpplm.cpp.parser import language_of
 from cpplm.cpp.segments import Condition, Frame, Scope
@@ -116,7 +115,7 @@ class _Writer:
             code = visit.file.data[original.start : original.end]
         else:
             self._end_macro()
-            self._separate(visit, original, moved=self._move_to(stack), place=place)
+            self._separate(original, moved=self._move_to(stack))
             code = text.strip(b"\n")
         leading = len(item.text) - (item.end - item.start)
         offset = self.size - (leading if gap is not None else len(text) - len(text.lstrip(b"\n")))
@@ -130,15 +129,10 @@ class _Writer:
 
     def finish(self) -> Rendered:
         """Close what is open."""
-        tail = self._tail()
-        if tail is not None:
-            visit = self.expansion.visits[self.items[-1].place[0]]
-            self._note(visit, visit.file.items[self.items[-1].place[1]].end, len(visit.file.data))
-            self._write(tail)
-            del self.open[len(visit.frames) :]
+        has_tail = self._write_tail()
         self._end_macro()
         self._move_to(())
-        if tail is None and self.guards:
+        if self.guards and not has_tail:
             self._write(b"\n#endif\n")
         self._define()
         text = b"".join(self.parts)
@@ -195,14 +189,21 @@ class _Writer:
         items = map(self.expansion.item, self.expansion.declaring(name))
         return any(not any(each.keyword in IF_KEYWORDS for each in item.directives) for item in items)
 
-    def _tail(self) -> bytes | None:
-        """The end of the document's last file, if that is what its last item stands before."""
-        last = self.items[-1] if self.items else None
-        visit = self.expansion.visits[last.place[0]] if last is not None else None
-        if last is None or visit is None or not (visit.own and last.complete and self._is_last(last.place)):
-            return None
-        number = last.place[1]
-        return self._cut(visit, visit.file.items[number].end, len(visit.file.data), number + 1)
+    def _write_tail(self) -> bool:
+        """Write the end of the document's last file, if that is what its last item stands before."""
+        if not self.items:
+            return False
+        last = self.items[-1]
+        visit, number = self.expansion.visits[last.place[0]], last.place[1]
+        start, end = visit.file.items[number].end, len(visit.file.data)
+        rest = range(number + 1, len(visit.file.items))  # nothing, or includes that are gone
+        is_last = visit.own and last.complete and all(visit.gone.get(each) == b"" for each in rest)
+        tail = self._cut(visit, start, end, number + 1) if is_last else None
+        if tail is not None:
+            self._note(visit, start, end)
+            self._write(tail)
+            del self.open[len(visit.frames) :]
+        return tail is not None
 
     def _write(self, data: bytes) -> None:
         self.parts.append(data)
@@ -248,11 +249,6 @@ class _Writer:
         self.headed.add(number)
         return outside
 
-    def _is_last(self, place: Place) -> bool:
-        """True if nothing of the file follows but includes that are gone."""
-        visit = self.expansion.visits[place[0]]
-        return all(visit.gone.get(number) == b"" for number in range(place[1] + 1, len(visit.file.items)))
-
     def _gap(self, place: Place, visit: Visit) -> bytes | None:
         """The file's bytes between the item written last and this one, where they follow each other."""
         if not self.items:
@@ -264,28 +260,21 @@ class _Writer:
         if any(visit.gone.get(between) != b"" for between in range(number + 1, place[1])):
             return None
         before, after = visit.file.items[number], visit.file.items[place[1]]
-        if not visit.own and _conditions(before) != _conditions(after):
+        if not visit.own and conditions_in(before.stack) != conditions_in(after.stack):
             return None
         return self._cut(visit, before.end, after.start, number + 1)
 
     def _cut(self, visit: Visit, start: int, end: int, number: int) -> bytes | None:
         """The bytes between two offsets of a file, no item from `number` on; None if a guard is torn."""
-        data = visit.file.data
-        directives = visit.file.parsed.lexed.directives
-        passed = visit.file.parsed.passed
+        data, parsed, items = visit.file.data, visit.file.parsed, visit.file.items
         spans: list[tuple[int, int]] = []
-        first = bisect.bisect_left(directives, start, key=lambda directive: directive.start)
-        for directive in itertools.islice(directives, first, None):
-            if directive.start >= end:
-                break
-            if directive.start in passed and not self.guards:
-                if directive.start not in visit.file.parsed.lexed.guard_directives:
+        for directive in parsed.lexed.directives_in(start, end):
+            if directive.start in parsed.passed and not self.guards:
+                if directive.start not in parsed.lexed.guard_directives:
                     return None
                 spans.append((directive.start, directive.end + 1))
-        for item in itertools.islice(visit.file.items, number, None):
-            if item.start >= end:
-                break
-            spans.append((item.start, item.end + 1))
+        last = bisect.bisect_left(items, end, number, key=lambda item: item.start)
+        spans += [(item.start, item.end + 1) for item in items[number:last]]
         if not spans:
             return data[start:end]
         kept: list[bytes] = []
@@ -294,7 +283,7 @@ class _Writer:
             start = max(start, right)
         return _BLANK_LINES.sub(b"\n\n", b"".join([*kept, data[start:end]]))
 
-    def _separate(self, visit: Visit, original: Item, *, moved: bool, place: Place) -> None:
+    def _separate(self, original: Item, *, moved: bool) -> None:
         """A line end, and a blank line where the kinds of both items want one."""
         if not self.size:
             return
@@ -310,8 +299,7 @@ class _Writer:
     def _enter(self, stack: tuple[Frame, ...]) -> None:
         """Take note that exactly `stack` is open, since the bytes between two items say so."""
         common = self._common(stack)
-        natural = [(frame, True) for frame in stack[common:]]
-        self.open = self.open[:common] + natural
+        self.open[common:] = [(frame, True) for frame in stack[common:]]
 
     def _common(self, stack: tuple[Frame, ...]) -> int:
         """The number of a stack's frames that are open."""
@@ -337,7 +325,8 @@ class _Writer:
         elif self.parts and stack:
             self._write(b"\n")
         for frame in stack[common:]:
-            self._open(frame)
+            self._write(frame.opener + (b"\n\n" if isinstance(frame, Scope) else b"\n"))
+            self.open.append((frame, isinstance(frame, Scope) or len(frame.lines) == 1))
         if not stack and self.parts:
             self._write(b"\n")
         return True
@@ -350,22 +339,10 @@ class _Writer:
                 self._write(line + b"\n")
         self.open.append((wanted, True))
 
-    def _open(self, frame: Frame) -> None:
-        if isinstance(frame, Scope):
-            self._write(frame.opener + b"\n\n")
-            self.open.append((frame, True))
-        else:
-            self._write(frame.opener + b"\n")
-            self.open.append((frame, len(frame.lines) == 1))
-
 
 def _words(text: bytes) -> set[bytes]:
     """All identifiers, keywords and numbers of a text."""
     return set(text.translate(_WORD_BYTES).split())
-
-
-def _conditions(item: Item) -> list[Frame]:
-    return [frame for frame in item.stack if isinstance(frame, Condition)]
 
 
 def _continues(current: tuple[Frame, bool], wanted: Frame) -> bool:

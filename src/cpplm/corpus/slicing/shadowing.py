@@ -41,8 +41,7 @@ def qualified_names(text: bytes) -> frozenset[bytes]:
 @functools.lru_cache(maxsize=16_384)
 def befriended(text: bytes) -> frozenset[bytes]:
     """The classes that a class only names as its friends, which declares them (ISO C++20 11.8.4)."""
-    friends = set(_FRIEND.findall(text))
-    return frozenset(friends - set(IDENTIFIER.findall(_FRIEND.sub(b"", text))) if friends else friends)
+    return frozenset(_FRIEND.findall(text)).difference(IDENTIFIER.findall(_FRIEND.sub(b"", text)))
 
 
 @functools.lru_cache(maxsize=16_384)

@@ -11,9 +11,8 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from cpplm.cpp.file_suffixes import FRAGMENT_SUFFIXES
-from cpplm.cpp.items import Item, ItemKind
-from cpplm.cpp.lexer import INCLUDE_KEYWORDS, lex
-from cpplm.cpp.segments import Condition
+from cpplm.cpp.items import Item, ItemKind, conditions_in
+from cpplm.cpp.lexer import lex
 
 _DECLARATIONS = (
     ItemKind.TYPE,
@@ -53,9 +52,7 @@ def splice(
     splices: list[Splice] = []
     position = line = room = 0
     for item, directive in ((owner, each) for owner in items for each in owner.directives):
-        if directive.keyword not in INCLUDE_KEYWORDS or directive.argument[:1] not in (b'"', b"<"):
-            continue
-        name = find(directive.argument.decode("utf-8", "replace"))
+        name = find(directive.target) if directive.target else None
         is_inside = item.kind in _DECLARATIONS
         if name is None or not (is_inside or _stands_between(item, name)):
             continue
@@ -80,7 +77,7 @@ def _stands_between(item: Item, name: str) -> bool:
     return item.kind == ItemKind.REGION or (
         item.kind == ItemKind.INCLUDE
         and len(item.directives) == 1
-        and not any(isinstance(frame, Condition) for frame in item.stack)
+        and not conditions_in(item.stack)
         and PurePosixPath(name).suffix.lower() in FRAGMENT_SUFFIXES
     )
 

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 
 from cpplm.corpus.ingest.discovery import SourceFile, read_source
 from cpplm.cpp.file_suffixes import HEADER_SUFFIXES, PART_SUFFIXES, SOURCE_SUFFIXES
-from cpplm.cpp.lexer import ELSE_KEYWORDS, IDENTIFIER, IF_KEYWORDS, INCLUDE_KEYWORDS, lex
+from cpplm.cpp.lexer import ELSE_KEYWORDS, IDENTIFIER, IF_KEYWORDS, lex
 from cpplm.cpp.macros import macro_bodies
 
 # The second half of a header may be a header by its suffix: list-inl.h, list_impl.hpp.
@@ -46,16 +46,11 @@ def scan(file: SourceFile) -> Scan:
     """Read the directives of one file."""
     data = read_source(file)
     directives = lex(data).directives
-    includes = tuple(
-        directive.argument.decode("utf-8", "replace")
-        for directive in directives
-        if directive.keyword in INCLUDE_KEYWORDS and directive.argument[:1] in (b'"', b"<")
-    )
+    includes = tuple(filter(None, (each.target for each in directives)))
     lines = b" ".join(
         each.argument
         for each in directives
-        if each.keyword in IF_KEYWORDS | ELSE_KEYWORDS
-        or (each.keyword == b"include" and each.argument[:1] not in (b'"', b"<"))
+        if each.keyword in IF_KEYWORDS | ELSE_KEYWORDS or (each.keyword == b"include" and not each.target)
     )
     return Scan(
         includes,

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from cpplm.corpus.slicing.expansion import Expansion, Place, Rank
-from cpplm.cpp.items import Item, ItemKind, condition_names, scope_macros
+from cpplm.cpp.items import Item, ItemKind, condition_names, conditions_in, scope_macros
 from cpplm.cpp.lexer import IDENTIFIER, names_in
-from cpplm.cpp.segments import Condition, Frame, Scope
+from cpplm.cpp.segments import Frame, Scope
 
 _INCLUDE = re.compile(rb"#\s*(?:include|import)")
 _USING = re.compile(rb"\busing\s+namespace\s+(?:\w*\s*::\s*)*(\w+)\s*;")
@@ -47,7 +47,7 @@ class UnnamedItems:
             if not is_chosen and (rank > last or visit.live.get(event, True) is False):
                 continue
             if item.kind == ItemKind.INCLUDE:
-                unconditional = not any(isinstance(frame, Condition) for frame in visit.stack(event))
+                unconditional = not conditions_in(visit.stack(event))
                 if is_chosen and not unconditional:
                     continue
                 text = without_included(visit.external[event], included, note=unconditional)

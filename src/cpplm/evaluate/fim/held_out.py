@@ -15,10 +15,10 @@ from typing import Any, Literal, NamedTuple
 from cpplm.core.spans import SpanKind
 from cpplm.corpus.compile.compiler import compile_document
 from cpplm.cpp.parser import grammar
+from cpplm.cpp.syntax import parse
 from cpplm.cpp.syntax_spans import find_spans, join_spans, whole_groups
 from cpplm.evaluate.fim.holes import FimHole, hash_order, informative_lines
 from cpplm.evaluate.settings import HoleKind
-from cpplm.evaluate.syntax import parse
 from cpplm.evaluate.texts import Text, read_texts
 from cpplm.sandbox.sandbox import Sandbox, SandboxError
 
@@ -27,8 +27,6 @@ MAX_HOLE_BYTES = 800
 """Bytes: about as much as 256 tokens can hold."""
 MAX_HOLE_LINES = 8
 """The longest run of lines; longer holes are `body` and `block`."""
-STANDALONE_KINDS = ("compilable", "inlined")
-"""Kinds of documents that are made to compile on their own."""
 _SPANS: dict[SpanKind, HoleKind] = {
     SpanKind.STATEMENT: "statement",
     SpanKind.BLOCK: "block",
@@ -55,7 +53,7 @@ def find_hole_spans(text: str) -> tuple[bool, list[HoleSpan]]:
     Returns:
         Whether the parser reads all of the text, and the places.
     """
-    lexed, root = parse(text)
+    lexed, root = parse(text.encode("utf-8", errors="replace"))
     places = [place for place in _places(lexed, root) if 0 < place.end - place.start <= MAX_HOLE_BYTES]
     return not root.has_error, places
 

@@ -14,7 +14,6 @@ What a model writes is cut as follows, and in no other way: text that repeats th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -24,16 +23,16 @@ from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
 from cpplm.core.settings import to_dict
 from cpplm.core.storage import sha256
-from cpplm.core.workers import available_cores
+from cpplm.core.workers import available_cores, map_in_threads
+from cpplm.cpp.syntax import parser_version, syntax_valid
 from cpplm.evaluate.completion_cache import Truncation, open_completion_cache
-from cpplm.evaluate.fim.held_out import STANDALONE_KINDS, VisibleContext, compile_standalone, file_holes
+from cpplm.evaluate.fim.held_out import VisibleContext, compile_standalone, file_holes
 from cpplm.evaluate.fim.holes import FimHole, choose_holes, fingerprint
 from cpplm.evaluate.fim.report import NO_ANSWER, FimReport, FimSample, edit_similarity, normalize_layout
 from cpplm.evaluate.fim.trivial_holes import find_trivial, hole_program
 from cpplm.evaluate.models.code_model import CodeModel, CodePrompt, Completion, StopCondition
 from cpplm.evaluate.problems import load_problems
 from cpplm.evaluate.settings import FimEvalSettings, HoleKind
-from cpplm.evaluate.syntax import parser_version, syntax_valid
 from cpplm.evaluate.texts import Text, read_texts
 from cpplm.evaluate.texts import fingerprint as texts_fingerprint
 from cpplm.generate.project.context import ProjectContext
@@ -42,6 +41,7 @@ from cpplm.judge.result_cache import Verdict
 from cpplm.judge.scoring import COMPILED, function_body, is_empty, open_braces
 from cpplm.sandbox.compiler import require_compiler
 from cpplm.sandbox.sandbox import Sandbox
+from cpplm.tasks.source import STANDALONE_KINDS
 
 
 @dataclass(frozen=True)
@@ -259,17 +259,8 @@ def _compile(
     """Compile, with the answers in them, the texts that compile on their own; by the places of the pairs."""
 
     def compiled(jobs: Sequence[str], what: str) -> list[str]:
-        with (
-            ThreadPoolExecutor(workers or available_cores()) as pool,
-            progress_bar(len(jobs), what, "text") as bar,
-        ):
-
-            def work(job: str) -> str:
-                outcome = compile_standalone(job, sandbox)
-                bar.update()
-                return outcome
-
-            return list(pool.map(work, jobs))
+        run = partial(compile_standalone, sandbox=sandbox)
+        return map_in_threads(run, jobs, workers=workers or available_cores(), what=what, unit="text")
 
     candidates = [group for group, text in texts.items() if text.kind in STANDALONE_KINDS]
     alone = compiled([texts[group].text for group in candidates], "compiling originals")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,8 +33,6 @@ from cpplm.generate.tools.toolbox import ToolBox
 from cpplm.generate.truncation import token_ends
 from cpplm.tokenizer.special_tokens import BOS
 from cpplm.train.checkpoint.format import Checkpoint
-
-_WEIGHTS = "model"  # how the names of the files with weights begin
 
 
 class CheckpointModel(CodeModel):
@@ -145,13 +143,7 @@ class CheckpointModel(CodeModel):
             ids = tokenizer.encode(text)
             return EncodedText(ids, np.cumsum(tokenizer.token_bytes[ids], dtype=np.int64))
 
-        return score_in_windows(
-            map(encoded, texts),
-            self._losses,
-            start_id=BOS,
-            context=context or self.max_context,
-            rows=self._rows,
-        )
+        return self._scored(map(encoded, texts), context or self.max_context)
 
     @override
     def score_middles(self, requests: Sequence[CodePrompt], middles: Sequence[str]) -> Iterator[float | None]:
@@ -163,15 +155,12 @@ class CheckpointModel(CodeModel):
             ids = [*prompt.ids[1:], *encode(prompt.prefix), *middle]
             return EncodedText(ids, np.arange(1, len(ids) + 1))
 
-        scored = score_in_windows(
-            map(encoded, requests, written),
-            self._losses,
-            start_id=BOS,
-            context=self.max_context,
-            rows=self._rows,
-        )
+        scored = self._scored(map(encoded, requests, written), self.max_context)
         for each, middle in zip(scored, written, strict=True):
             yield float(each.bits[len(each.bits) - len(middle) :].sum())
+
+    def _scored(self, documents: Iterable[EncodedText], context: int) -> Iterator[TokenBits]:
+        return score_in_windows(documents, self._losses, start_id=BOS, context=context, rows=self._rows)
 
     @torch.no_grad()
     def _losses(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
@@ -184,6 +173,6 @@ def _weights_hash(checkpoint: Checkpoint) -> str:
     hashes = {
         name: entry["sha256"]
         for name, entry in checkpoint.files.items()
-        if name.startswith(_WEIGHTS) and name.endswith(".safetensors")
+        if name.startswith("model") and name.endswith(".safetensors")
     }
     return sha256(repr(sorted(hashes.items())).encode())

@@ -99,8 +99,7 @@ class HfTokens:
         return [id_ for id_, (_, end) in zip(encoding.ids, encoding.offsets, strict=True) if end > 1]
 
     def _encode(self, texts: Sequence[str]) -> list[Any]:
-        encodings: list[Any] = self._backend.encode_batch(list(texts), add_special_tokens=False)
-        return encodings
+        return self._backend.encode_batch(list(texts), add_special_tokens=False)
 
     def _ends(self, text: str, encoding: Any) -> NDArray[np.int64]:
         """From the tokens' bytes where they spell the text, as they do for every byte-level tokenizer.

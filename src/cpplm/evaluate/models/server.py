@@ -145,16 +145,12 @@ class ApiClient:
 
         return await self._tried(attempt)
 
-    async def answer(self, client: httpx2.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
-        """The whole answer to a completion request, with the attempts of `complete`.
+    async def post(self, client: httpx2.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The whole answer to a request, with the attempts of `complete`.
 
         Raises:
             RequestFailed: none came.
         """
-        return await self.post(client, "/completions", body)
-
-    async def post(self, client: httpx2.AsyncClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """As `answer`, of any path."""
         return await self._tried(lambda: self._once(client, "POST", path, body, None))
 
     async def _tried(self, attempt: Callable[[], Awaitable[ResultT]]) -> ResultT:

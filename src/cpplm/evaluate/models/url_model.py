@@ -222,7 +222,7 @@ class UrlModel(CodeModel):
         text = _characters(data, begin, size)
         body = {"model": self.name, "prompt": text, "max_tokens": 1, "temperature": 0}
         try:
-            answer = await self._server.answer(client, {**body, "echo": True, "logprobs": 1})
+            answer = await self._server.post(client, "/completions", {**body, "echo": True, "logprobs": 1})
             return len(text.encode()), parse_prompt_logprobs(text, answer)
         except RequestFailed as error:
             if error.status in (400, 413, 422) and size > surely:

@@ -55,8 +55,7 @@ class PackedLinear(nn.Module):
                 return gemv(x, self.weight)
             if x.numel() == self.in_features:
                 return self._of_one_row(x)
-        packed: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, None, "none", [], "")
-        return packed
+        return torch.ops.mkldnn._linear_pointwise(x, self._packed, None, "none", [], "")
 
     def _of_one_row(self, x: Tensor) -> Tensor:
         before = torch._C._get_mkldnn_enabled()

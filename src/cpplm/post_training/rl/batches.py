@@ -293,7 +293,8 @@ def usable_tasks(
             tasks.append((item, prompt))
     if not tasks:
         raise UserError(
-            f"of {len(items)} tasks to train on the model can be asked none",
-            fix="They are longer than its context, or need a model of 'cpplm sft' or one that fills in.",
+            f"the model can be given none of the {len(items)} training tasks",
+            fix="Each is too long for its context, or needs a chat model ('cpplm sft') or one trained with "
+            "--fim_rate.",
         )
     return tasks

@@ -42,7 +42,7 @@ class EntropyWatch:
         if share < self._min_share:
             raise UserError(
                 f"the answers are nearly always the same: their entropy is {share:.0%} of the first steps'",
-                fix="Lower --lr_scale, add --kl or --anchor_weight, or --min_entropy 0 to go on.",
+                fix="Lower --adamw_lr/--lr_scale, add --kl or --anchor_weight, or --min_entropy 0 to go on.",
             )
         if share < _WARNING * self._min_share and not self._warned:
             self._warned = True

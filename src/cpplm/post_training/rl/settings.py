@@ -31,7 +31,7 @@ class ObjectiveSettings:
     normalizer: NormalizerName = "tokens"
     """Divide the sum over tokens by the step's number of them, or by a constant (Dr. GRPO, 2503.20783)."""
     max_importance_weight: float = 2.0
-    """Of a token's probability over the one that it was sampled with."""
+    """Upper limit of the importance weight: a token's probability now / when it was sampled."""
     clip_low: float = -1.0
     """A ratio may fall by this much (-1 = 0.2; gspo 0.0003)."""
     clip_high: float = -1.0
@@ -113,7 +113,7 @@ class RlSettings(SessionSettings):
     """Only train on the right answers in these files of --rollouts_only."""
 
     num_prompts: int = 16
-    """Tasks for each step, of which some answers are better than others."""
+    """Tasks per optimizer step; tasks whose answers all have the same reward do not count."""
     num_samples: int = 8
     """Answers to each task."""
     max_new_tokens: int = -1
@@ -180,7 +180,10 @@ class RlSettings(SessionSettings):
             if not (getattr(self, name) > 0 or getattr(self, name) == -1):
                 raise UserError(f"--{name} {getattr(self, name)}", fix="Use a positive number, or -1.")
         if not (0 < self.lr_scale < float("inf") or self.lr_scale == -1) or not 0 <= self.min_entropy < 1:
-            raise UserError("--lr_scale is positive, --min_entropy a share", fix="Use 0.05 and 0.1.")
+            raise UserError(
+                f"--lr_scale {self.lr_scale} or --min_entropy {self.min_entropy} is out of range",
+                fix="Use an --lr_scale above 0, or -1, and a --min_entropy from 0 up to, but below, 1.",
+            )
         if not 0 < self.adamw_lr < float("inf"):
             raise UserError(f"--adamw_lr {self.adamw_lr} is not a rate", fix="Use 3e-4.")
         if not 0 <= self.warmdown_ratio <= 1:

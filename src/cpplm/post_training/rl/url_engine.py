@@ -146,7 +146,7 @@ class UrlEngine:
                 age = self._age(server)
                 server.under_way += 1
                 try:
-                    answer = await server.api.answer(client, self._body(request, server))
+                    answer = await server.api.post(client, "/completions", self._body(request, server))
                     completions = read_completions(answer, request, self.tokenizer)
                 except (RequestFailed, ValueError) as error:
                     refused += request.num_samples

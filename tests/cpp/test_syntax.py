@@ -2,8 +2,8 @@
 
 import pytest
 
+from cpplm.cpp.syntax import syntax_valid
 from cpplm.evaluate.problems import load_problems
-from cpplm.evaluate.syntax import syntax_valid
 
 
 @pytest.mark.parametrize(
