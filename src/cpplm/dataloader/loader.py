@@ -282,11 +282,7 @@ def validation_batches(
 def conversation_batches(
     reader: ShardReader, encoder: ConversationEncoder, *, batch_size: int, max_rows: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Validation conversations in stored order, one in each row: (inputs, targets) as `validation_batches`.
-
-    Raises:
-        UserError: there are none.
-    """
+    """Validation conversations in stored order, one a row: (inputs, targets) as `validation_batches`."""
     texts = chain.from_iterable(
         reader.table(shard, ["text"])["text"].to_pylist() for shard in reader.shards("val")
     )
