@@ -71,7 +71,7 @@ class CorpusSettings:
     val_fraction: float = 0.05
     """Share of the bytes held out for validation."""
     val_split: SplitBy = "auto"
-    """What is held out: project = whole projects, which measures unseen code; unit = part of each project (a
+    """Held-out text: project = whole projects, which measures unseen code; unit = part of each project (a
     unit is a source file with its headers); auto = project, but unit if there is only one project."""
     max_file_bytes: int = 500_000
     """Larger files are counted and named, but do not become documents."""

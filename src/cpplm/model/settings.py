@@ -229,7 +229,7 @@ class QuantizationSettings:
     """Share of the run from which weights are rounded (-1 = with --init_from 0, else where the learning rate
     begins to fall)."""
     quantize_init: InitMethod = "activation"
-    """How scales are initialized: absmax = largest magnitude of each group; mse = least squared error;
+    """Initialization of scales: absmax = largest magnitude of each group; mse = least squared error;
     activation = least squared error, weighted by the activations of that step's batch."""
     freeze_codes: bool = False
     """Train the scales only; the integer codes stay as they were first rounded."""

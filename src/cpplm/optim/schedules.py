@@ -29,7 +29,7 @@ class LearningRates:
     weight_decay: float = 0.2
     """Cautious weight decay of the matrices; the value is for depth 12 and scaled by --weight_decay_by."""
     weight_decay_by: Literal["depth", "horizon"] = "depth"
-    """How --weight_decay is scaled: depth = by 1 / depth^2; horizon = by sqrt(batch size) / training tokens,
+    """Scaling of --weight_decay: depth = by 1 / depth^2; horizon = by sqrt(batch size) / training tokens,
     which keeps its time scale in epochs (arXiv 2405.13698)."""
     adam_beta1: float = 0.8
     """AdamW's decay of the first moment."""
