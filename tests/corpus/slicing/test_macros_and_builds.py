@@ -140,6 +140,12 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "Makefile": "CFLAGS += -O2 -D_GNU_SOURCE\n",
         "use.c": "#include <sys/socket.h>\nstruct message { struct ucred sender; };\n",
     },
+    "what no declaration hides: behind `>>` and `#endif`, in strings": {
+        "lib.h": "extern int bits, shared, other;\nextern const char *version;\n",
+        "use.c": '#include "lib.h"\nconst char *use(int a) {\n  int n = (a + 1) >> bits, m;\n'
+        "#ifndef LIB_NONE\n  shared = n;\n#endif\n  other = 2;\n"
+        '  return m ? "unknown version" : version;\n}\n',
+    },
     "headers that meson writes": {
         "conf.h.meson": "#define LIB_WIDTH 8\n",
         "use.cc": '#include "conf.h"\nint width = LIB_WIDTH;\n',

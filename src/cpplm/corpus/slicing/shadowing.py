@@ -11,14 +11,13 @@ import re
 
 from cpplm.corpus.slicing.incomplete_types import MEMBER_END
 from cpplm.corpus.slicing.members import members_and_bodies
-from cpplm.corpus.slicing.outlines import without_comments
 from cpplm.cpp.items import Item, ItemKind
-from cpplm.cpp.lexer import IDENTIFIER
+from cpplm.cpp.lexer import IDENTIFIER, lex
 
-# `Type name`, `Type& name`, `Type *name`, before what can follow a declarator. Spaces on both sides of `&`
-# and `*` are those of an operator.
+# `Type name`, `Type& name`, `Type *name`, before what can follow a declarator. Spaces on both sides of `&`,
+# `*` and `>>` are those of an operator.
 _DECLARED = re.compile(
-    rb"((?<!\w)\w++|(?<=[\w>*&)\]])>|\.\.\.)(?:\s++[*&]*+|[*&]++\s*+)"
+    rb"((?<!\w)\w++|(?<=[\w>*&)\]])(?<!\s>)>|\.\.\.)(?:\s++[*&]*+|[*&]++\s*+)"
     rb"(\w++)(?=\s*+(?:[=;,)\[{]|:(?!:)))(?!\s*+==)"
 )
 _FUNCTION_POINTER = re.compile(rb"\(\s*+\*\s*+(\w++)\s*+\)\s*+\(")
@@ -59,7 +58,7 @@ def hiding_names(item: Item) -> frozenset[bytes]:
 
 @functools.lru_cache(maxsize=16_384)
 def _hiding_names(text: bytes, is_class: bool) -> frozenset[bytes]:
-    text = without_comments(text)
+    text = lex(text).names
     qualified = qualified_names(text)
     if is_class:
         members, _ = members_and_bodies(text)
