@@ -7,6 +7,7 @@ reads of itself counts where that method or property is itself read; `__post_ini
 
 import ast
 import dataclasses
+import functools
 import inspect
 import itertools
 import textwrap
@@ -56,8 +57,8 @@ class FunctionReads:
     @classmethod
     def of(cls, function: Function, owner: str) -> "FunctionReads":
         arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
-        assigned = []
-        for node in ast.walk(function):  # settings = trainer.settings; a, b = settings.x, trainer.settings
+        nodes, assigned = list(ast.walk(function)), []
+        for node in nodes:  # settings = trainer.settings; a, b = settings.x, trainer.settings
             if isinstance(node, ast.Assign):
                 targets, values = node.targets, [node.value]
                 if isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple):
@@ -66,10 +67,10 @@ class FunctionReads:
         return cls(
             {a.arg: class_name(a.annotation) for a in arguments if a.annotation},
             assigned,
-            {(base_name(n.value), n.attr) for n in ast.walk(function) if isinstance(n, ast.Attribute)},
+            {(base_name(n.value), n.attr) for n in nodes if isinstance(n, ast.Attribute)},
             [
                 (base_name(n.args[0]), {str(k.arg) for k in n.keywords})
-                for n in ast.walk(function)
+                for n in nodes
                 if isinstance(n, ast.Call) and base_name(n.func) == "train_settings_of"
             ],
             owner,
@@ -124,7 +125,10 @@ class Sources:
         return found
 
 
-SOURCES = Sources.of([ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))])
+def sources_of_the_package() -> Sources:
+    """Takes seconds: not for every process that collects tests."""
+    paths = sorted(PACKAGE.rglob("*.py"))
+    return Sources.of([ast.parse(path.read_text(encoding="utf-8")) for path in paths])
 
 
 def reads_of_itself(definition: ast.ClassDef, outside: set[str]) -> set[str]:
@@ -156,10 +160,11 @@ def definition_of(cls: type) -> ast.ClassDef:
 
 
 def test_every_setting_is_read() -> None:
+    reads_of = functools.cache(sources_of_the_package().reads)  # of bases asked for again and again
     unread = []
     for cls in CLASSES:
         family = [*cls.__mro__[:-1], *cls.__subclasses__()]  # what is declared as one of them may be another
-        outside = {name for relative in family for name in SOURCES.reads(relative.__name__)}
+        outside = {name for relative in family for name in reads_of(relative.__name__)}
         read = reads_of_itself(definition_of(cls), outside)
         unread += [f"{cls.__name__}.{name}" for name in own_fields(cls) if name not in read]
     assert unread == []

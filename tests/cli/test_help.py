@@ -21,40 +21,56 @@ from tests.train.report.test_log_reader import session, steps, write_log
 ROOT = Path(__file__).parents[2]
 HEAVY = {"torch", "jax", "safetensors", "transformers"}
 IMPORTS_AFTER_EACH = """
-import json, os, sys
+import io, json, sys
 from cpplm.cli.main import main
-answers, sys.stdout = sys.stdout, open(os.devnull, "w")
+answers = sys.stdout
 for arguments in json.loads(sys.argv[1]):
-    sys.argv[1:], status = arguments, 0
+    sys.argv[1:], status, sys.stdout = arguments, 0, io.StringIO()
     try:
         main()
     except SystemExit as stop:
         status = stop.code or 0
     packages = sorted({name.split(".")[0] for name in sys.modules})
-    print(json.dumps([status, packages]), file=answers, flush=True)
+    print(json.dumps([status, packages, sys.stdout.getvalue()]), file=answers, flush=True)
 """
 
 
-def run_each(commands: list[list[str]], folder: Path) -> tuple[list[tuple[int, set[str]]], list[str]]:
+class Answer(typing.NamedTuple):
+    """Exit status of a command, the packages that are imported by then, and what it prints."""
+
+    status: int
+    packages: set[str]
+    stdout: str
+
+
+def run_each(commands: list[list[str]], folder: Path) -> tuple[list[Answer], list[str]]:
     """Run command lines one after the other in one new process.
 
     Returns:
-        Each one's exit status and the packages that are imported by then; the lines on stderr.
+        Each one's answer; the lines on stderr.
     """
     done = subprocess.run(
         [sys.executable, "-c", IMPORTS_AFTER_EACH, json.dumps(commands)],
         capture_output=True, text=True, check=True, cwd=folder,
     )  # fmt: skip
     answers = [json.loads(line) for line in done.stdout.splitlines()]
-    return [(status, set(modules)) for status, modules in answers], done.stderr.splitlines()
+    return [Answer(status, set(modules), out) for status, modules, out in answers], done.stderr.splitlines()
 
 
 @pytest.fixture(scope="module")
-def helps() -> dict[str, str]:
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
+    """Of `--help` alone and of each command, in one new process; "" is `cpplm --help`."""
+    names = ["", *COMMANDS]
+    found, errors = run_each([[*name.split(), "--help"] for name in names], tmp_path_factory.mktemp("help"))
+    assert errors == []
+    return dict(zip(names, found, strict=True))
+
+
+@pytest.fixture(scope="module")
+def helps(answers: dict[str, Answer]) -> dict[str, str]:
     """The output of `--help` of each command."""
-    results = {command: cpplm(*command.split(), "--help") for command in COMMANDS}
-    assert {(result.returncode, result.stderr) for result in results.values()} == {(0, "")}
-    return {command: result.stdout for command, result in results.items()}
+    assert {answer.status for answer in answers.values()} == {0}
+    return {command: answers[command].stdout for command in COMMANDS}
 
 
 # ---- nothing heavy is imported before it is needed --------------------------------------------------------
@@ -70,18 +86,10 @@ def test_help_is_quick() -> None:
     assert cpu_seconds() - before < 0.5
 
 
-def test_help_and_a_wrong_flag_import_nothing_heavy(tmp_path: Path) -> None:
-    commands = [["--help"], *([*command.split(), "--help"] for command in COMMANDS)]
-    commands.append(["generate", "--run", "x", "--temperature", "-1"])
-    answers, _ = run_each(commands, tmp_path)
-    assert not answers[0][1] & {"numpy", "tyro", "dacite", "pyarrow", "obstore", "tiktoken", "matplotlib"}
-    assert [status for status, _ in answers] == [0] * (len(commands) - 1) + [2]
-    loaded = [
-        shlex.join(command)
-        for command, (_, modules) in zip(commands, answers, strict=True)
-        if modules & HEAVY
-    ]
-    assert loaded == []
+def test_help_imports_nothing_heavy(answers: dict[str, Answer]) -> None:
+    slow = {"numpy", "tyro", "dacite", "pyarrow", "obstore", "tiktoken", "matplotlib"}
+    assert not answers[""].packages & slow
+    assert [name for name, answer in answers.items() if answer.status or answer.packages & HEAVY] == []
 
 
 # What each command that reads a path is asked for, with one that is not there.
@@ -141,18 +149,19 @@ WITHOUT_PATHS = {"completion", "doctor", "tpu bench", "tpu check", "tpu types", 
                  "tpu list", "tpu ssh", "tpu delete", "tpu plan"}  # fmt: skip
 
 
-def test_a_mistyped_path_is_answered_before_anything_heavy_is_imported(tmp_path: Path) -> None:
+def test_a_wrong_flag_or_path_is_answered_before_anything_heavy_is_imported(tmp_path: Path) -> None:
     assert MISTYPED.keys() | WITHOUT_PATHS == COMMANDS.keys()
     commands = [[*command.split(), *arguments] for command, arguments in MISTYPED.items()]
+    commands.insert(0, ["generate", "--run", "x", "--temperature", "-1"])
     answers, errors = run_each(commands, tmp_path)
     wrong = [
-        command
-        for command, answer in zip(MISTYPED, answers, strict=True)
-        if answer[0] != 2 or answer[1] & HEAVY
+        shlex.join(command)
+        for command, answer in zip(commands, answers, strict=True)
+        if answer.status != 2 or answer.packages & HEAVY
     ]
     assert wrong == []
-    assert len(errors) == len(MISTYPED)
-    assert all("nowhere" in error for error in errors)
+    assert len(errors) == len(commands)
+    assert all("nowhere" in error for error in errors[1:])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -160,7 +169,7 @@ def test_lists_and_pages_need_nothing_heavy(tmp_path: Path) -> None:
     runs = [str(write_log(tmp_path / name, [session(0, 0), *steps(0, 1, 4)])) for name in ("one", "two")]
     commands = [["runs", "list", str(tmp_path)], ["runs", "page", runs[0]], ["runs", "compare", *runs]]
     answers, _ = run_each([*commands, ["checkpoints", "list", runs[0]]], tmp_path)
-    assert [(status, modules & {"torch", "safetensors"}) for status, modules in answers] == [(0, set())] * 4
+    assert [(each.status, each.packages & {"torch", "safetensors"}) for each in answers] == [(0, set())] * 4
 
 
 # ---- what help says ---------------------------------------------------------------------------------------

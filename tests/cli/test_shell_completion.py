@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cpplm.cli import shell_completion
 from cpplm.cli.commands import COMMANDS
 from cpplm.cli.shell_completion import CompletionSettings, completion
 from cpplm.core.settings import flags
@@ -74,15 +75,37 @@ def test_bash_completes_files_where_nothing_is_offered(bash_script: Path) -> Non
     assert done.stdout == "complete -o default -F _cpplm cpplm\n"
 
 
-@pytest.mark.parametrize(
-    "shell", ["fish", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bash", "zsh"))]
-)
-def test_the_script_is_sound(shell: str, tmp_path: Path) -> None:
-    script = completion(CompletionSettings(shell)).text  # type: ignore[arg-type]
-    # Linux allows 131,072 bytes for one argument; only fish hands its script over as one, to a process.
-    assert shell != "fish" or len(script.encode()) < 131_072
+def assert_sound(shell: str, folder: Path) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} on this system")
-    path = tmp_path / "script"
-    path.write_text(script)
+    path = folder / "script"
+    path.write_text(completion(CompletionSettings(shell)).text)  # type: ignore[arg-type]
     subprocess.run([shell, "-n", path], check=True)
+
+
+@pytest.mark.parametrize("shell", ["bash", "fish", "zsh"])
+def test_a_script_of_a_few_commands_is_sound(
+    shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one alone, and of a group of which one has no verb: tyro takes seconds for all."""
+    few = ("doctor", "evaluate", "evaluate bpb")
+    monkeypatch.setattr(shell_completion, "COMMANDS", {name: COMMANDS[name] for name in few})
+    assert_sound(shell, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shell", ["bash", "fish", "zsh"])
+def test_the_script_is_sound(shell: str, tmp_path: Path) -> None:
+    assert_sound(shell, tmp_path)
+
+
+def test_fish_can_take_the_script(bash_script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux allows 131,072 bytes for one argument; only fish hands its script over as one, to a process.
+
+    Most of it is the table of all flags, which is the same for each shell.
+    """
+    table = max(bash_script.read_text().splitlines(), key=len)
+    monkeypatch.setattr(shell_completion, "COMMANDS", {"doctor": COMMANDS["doctor"]})
+    rest = completion(CompletionSettings("fish")).text
+    assert "COMPLETION_SPEC" in table
+    assert len(table.encode()) + len(rest.encode()) < 131_072

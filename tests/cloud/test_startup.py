@@ -178,15 +178,16 @@ def test_a_missing_attribute_stops_the_script(metadata: MetadataServer, tmp_path
 
 
 def test_the_source_that_runs_here_is_packed(bucket: str) -> None:
-    name, data = _pack_source()
-    assert (name, data) == _pack_source()
+    run = Storage(bucket)
+    spec = add_package(RunSpec(bucket, "c", "t"), run)
+    name, data = _pack_source()  # once more, to the same bytes
+    assert spec.package.endswith(f"/{name}")
+    assert run.read(spec.package.removeprefix(f"{bucket}/")) == data
+    assert spec.package_sha256 == sha256(data)
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         names = archive.getnames()
     assert {"cpplm/pyproject.toml", "cpplm/constraints.txt", "cpplm/src/cpplm/cloud/startup.sh"} < set(names)
     assert not [each for each in names if each.endswith(".pyc") or ".." in each]
-    run = Storage(bucket)
-    spec = add_package(RunSpec(bucket, "c", "t"), run)
-    assert sha256(run.read(spec.package.removeprefix(f"{bucket}/"))) == spec.package_sha256
     assert node_request(spec, "n", Create(1, "z")).metadata["cpplm-package"].startswith("http://127.0.0.1:")
     with pytest.raises(UserError, match="has no hash"):
         add_package(RunSpec(bucket, "c", "t", package="gs://b/cpplm.whl"), run)

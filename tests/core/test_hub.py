@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from cpplm.core import hub
 from cpplm.core.errors import UserError
 from cpplm.core.storage import Storage
+from tests.certificates import certificates_are_read_once  # noqa: F401  (a fixture)
 from tests.fake_hub import LARGE, READ_TOKEN, TOKEN, FakeHub, no_waiting
 
 DATA = "datasets/them/code"
@@ -158,7 +160,11 @@ def test_a_file_cut_in_half(there: FakeHub, waits: list[float], announced: bool,
 
 
 @pytest.mark.parametrize("request_", ["/revision/", "GET /large/"])
-def test_a_hub_that_hangs(there: FakeHub, waits: list[float], request_: str, tmp_path: Path) -> None:
+def test_a_hub_that_hangs(
+    there: FakeHub, waits: list[float], request_: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "TIMEOUT", 0.1)  # each of the library's attempts waits so long
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.1)
     there.stall(request_)
     with pytest.raises(UserError, match=r"no answer from http://127.0.0.1:\d+ in time"):
         Storage(f"hf://{DATA}/deep").read("x.parquet")

@@ -81,7 +81,7 @@ def test_the_same_bytes_for_any_number_of_workers_and_any_hash_seed(tmp_path):
         # some projects go to a worker whole, some in batches
         "    project_cache._SMALL_PROJECT = 30_000\n    project.BATCH_BYTES = 7_000\n"
         "    paths = tuple(map(Path, sys.argv[2:]))\n"
-        "    common = {'workers': 3, 'max_bytes': 600, 'mode': 'compilable'}\n"
+        "    common = {'workers': 2, 'max_bytes': 600, 'mode': 'compilable'}\n"
         "    b.build(CorpusSettings(out=sys.argv[1], projects=paths, **common))\n"
     )
     subprocess.run(

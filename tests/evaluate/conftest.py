@@ -6,6 +6,7 @@ import pytest
 
 from cpplm.evaluate.models.hf_model import HfModel
 from cpplm.evaluate.models.hf_tokens import HfTokens
+from tests.certificates import certificates_are_read_once  # noqa: F401  (a fixture)
 from tests.evaluate.models.hf_dirs import write_hf_dir
 from tests.evaluate.models.loopback import Loopback, serve
 

@@ -40,7 +40,7 @@ def test_a_prepared_model_is_the_same(
         with torch.no_grad():
             logits.append(engine.model(ids))
             losses.append(engine.model.loss(ids, ids.roll(-1, dims=1)))
-        texts.append(Engine.complete(engine, "int", SamplingSettings(20, 1.0, 5)))
+        texts.append(Engine.complete(engine, "int", SamplingSettings(8, 1.0, 5)))
     close = {"atol": 0.05, "rtol": 0.05} if dtype == torch.bfloat16 else {"atol": 1e-5, "rtol": 1e-5}
     torch.testing.assert_close(*logits, **close)
     torch.testing.assert_close(*losses, **close)
@@ -68,14 +68,14 @@ def test_few_tokens_are_what_all_at_once_give(
         ids = random_ids(2, 40, config)
         with torch.no_grad():
             together = model(ids)
-            for rows, widths in ((1, [1] * 20 + [2] * 7 + [3] * 2), (2, [1] * 40)):
+            for rows, widths in ((1, [1] * 20 + [2] * 7 + [3] * 2), (2, [26] + [1] * 14)):
                 decoded = Rows(model, rows)
                 pieces = [decoded(piece) for piece in ids[:rows].split(widths, dim=1)]
                 torch.testing.assert_close(torch.cat(pieces, dim=1), together[:rows], atol=close, rtol=0.1)
     finally:
         cpp_extension.load_function.cache_clear()
     plain = sum(each.connections is None and each.attention.indexer is None for each in model.blocks)
-    assert used.call_count == (plain * (29 + 40) if kernels else 0)
+    assert used.call_count == (plain * (29 + 14) if kernels else 0)
 
 
 @pytest.mark.skipif(not can_pack(torch.device("cpu"), torch.float32), reason="needs oneDNN")

@@ -1,14 +1,17 @@
 """JAX on eight virtual devices of the CPU, whatever else this machine has.
 
-Programs that are compiled once are kept in a folder for all tests of the session, and for the processes that
-they start.
+Programs are hardly optimised: LLVM takes longer for it than they run. Those that are compiled once are kept
+in a folder for all tests of the session, and for the processes that they start.
 """
 
 import atexit
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 
@@ -22,3 +25,12 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     atexit.register(shutil.rmtree, programs, ignore_errors=True)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(programs)
     jax.config.update("jax_compilation_cache_dir", str(programs))
+
+
+@pytest.fixture(scope="package", autouse=True)
+def quick_compilation() -> Iterator[None]:
+    """What XLA makes of a program is the same; LLVM makes machine code of it without its dear passes."""
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)

@@ -16,7 +16,7 @@ from cpplm.train.checkpoint.format import open_run
 from cpplm.train.memory_log import MemoryLogSettings
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import JaxSettings, TrainSettings
-from tests.train.conftest import settings  # noqa: F401  (a fixture)
+from tests.train.conftest import activations_are_traced_once, settings  # noqa: F401  (fixtures)
 from tests.train.test_pretrain import ALL_DATA, EVERYTHING, StopAt, assert_same_weights
 
 TORCH: dict[str, Any] = {"backend": "torch", "jax": JaxSettings(), "no_compile": True}

@@ -1,13 +1,16 @@
 """The chunked loss against float64, whatever the chunks, and on a mesh: each device its own."""
 
 import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from jax.sharding import Mesh
 
 from cpplm.jax.loss import cross_entropy
 from cpplm.tokenizer.special_tokens import IGNORE_INDEX
@@ -37,19 +40,27 @@ def reference(
     return [loss.detach().numpy(), states.grad.numpy(), head.grad.numpy()]
 
 
-def ours(
-    hidden: np.ndarray, weight: np.ndarray, targets: np.ndarray, softcap: float, chunk: int, **more: object
-) -> list[np.ndarray]:
-    def loss(hidden: jax.Array, weight: jax.Array) -> jax.Array:
+@cache
+def compiled(chunk: int, softcap: float, mesh: Mesh | None = None) -> tuple[Callable[..., Any], ...]:
+    """The loss alone, and with gradients of hidden states and weight; compiled once for all targets."""
+
+    def loss(hidden: jax.Array, weight: jax.Array, targets: jax.Array) -> jax.Array:
         return cross_entropy(
-            hidden,
-            weight,
-            jnp.asarray(targets),
-            **{"vocab_size": VOCAB, "softcap": softcap, "chunk": chunk, "mesh": None, **more},
+            hidden, weight, targets, vocab_size=VOCAB, softcap=softcap, chunk=chunk, mesh=mesh
         )
 
-    value, gradients = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(hidden, weight)
-    assert float(jax.jit(loss)(hidden, weight)) == pytest.approx(float(value), rel=1e-6)  # without gradients
+    return jax.jit(loss), jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
+
+
+def ours(
+    hidden: np.ndarray,
+    weight: np.ndarray,
+    targets: np.ndarray,
+    softcap: float,
+    chunk: int,
+    mesh: Mesh | None = None,
+) -> list[np.ndarray]:
+    value, gradients = compiled(chunk, softcap, mesh)[1](hidden, weight, targets)
     return [np.asarray(x) for x in (value, *gradients)]
 
 
@@ -62,9 +73,19 @@ def test_against_float64(chunk: int, softcap: float) -> None:
     assert (found[2][VOCAB:] == 0).all()  # padding
 
 
+@pytest.mark.parametrize("axes", [None, {"fsdp": 2, "context": 2, "model": 2}], ids=str)
+def test_the_loss_alone_is_that_with_gradients(axes: dict[str, int] | None) -> None:
+    """Which is computed in another way."""
+    rows, chunk, softcap, mesh = (2, 7, 5.0, None) if axes is None else (8, 5, 15.0, mesh_of(**axes))
+    hidden, weight, targets = inputs(rows)
+    found = float(compiled(chunk, softcap, mesh)[0](hidden, weight, targets))
+    expected = float(ours(hidden, weight, targets, softcap, chunk, mesh)[0])
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
 def test_no_target_at_all() -> None:
     hidden, weight, targets = inputs()
-    for found in ours(hidden, weight, np.full_like(targets, IGNORE_INDEX), 15.0, 7):
+    for found in ours(hidden, weight, np.full_like(targets, IGNORE_INDEX), 5.0, 7):
         assert (found == 0).all()
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from cpplm.generate.engine import Engine
 from cpplm.tokenizer.tokenizer import Tokenizer
+from tests.certificates import certificates_are_read_once  # noqa: F401  (a fixture)
 from tests.generate.talker import babbler
 from tests.serve.learned import learned
 from tests.serve.served import Served, serving

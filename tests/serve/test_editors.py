@@ -63,6 +63,7 @@ def test_a_completion_at_the_cursor(served: Served, engine: Engine) -> None:
 
 
 def test_syntax_is_watched(served: Served, engine: Engine) -> None:
+    """Until the watch has changed a text, but of three seeds at least."""
     line, found = "    return 2 *", set()
     body = llama_vscode(n_indent=0, input_extra=[], t_max_predict_ms=60_000, prompt=line, temperature=1)
     for seed in range(8):
@@ -75,6 +76,8 @@ def test_syntax_is_watched(served: Served, engine: Engine) -> None:
         )
         assert watched == expected.text
         found.add(watched != free)
+        if True in found and seed >= 2:
+            break
     assert True in found
 
 

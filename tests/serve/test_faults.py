@@ -241,8 +241,10 @@ def test_time_is_up(long_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Non
     limits = RequestSettings(request_timeout=1.5, grace=5)  # long enough for a first token on a busy machine
     with serving(long_engine, requests=limits) as served:
         served.slow_down(monkeypatch)
-        error_of(served.post("/v1/completions", {**LONG, "stream": False}), 504, "timeout")
-        found = events(served.post("/v1/completions", LONG))
+        with ThreadPoolExecutor(1) as pool:
+            whole = pool.submit(served.post, "/v1/completions", {**LONG, "stream": False})
+            found = events(served.post("/v1/completions", LONG))
+            error_of(whole.result(), 504, "timeout")
         assert json.loads(found.pop())["error"]["code"] == "timeout"
         assert "[DONE]" not in found
         assert all(json.loads(each)["choices"] for each in found)

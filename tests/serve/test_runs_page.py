@@ -88,7 +88,7 @@ def test_curves_move_and_runs_are_filtered_and_compared(browser: Browser, runs: 
         page.locator("input[type=search]").fill("")
         page.get_by_role("button", name="Pause").click()
         append(runs / "live", lines(steps(58, 9, 9)))
-        page.wait_for_timeout(1000)
+        page.wait_for_timeout(500)
         expect(line["live"]).to_contain_text("8")
         page.get_by_role("button", name="Go on").click()
         expect(line["live"]).to_contain_text("9")

@@ -1,6 +1,7 @@
 """Structured outputs over HTTP, through the real client."""
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -130,8 +131,10 @@ def test_what_is_refused(served: Served, form: dict[str, Any], message: str) -> 
 
 
 def test_a_form_that_takes_long_keeps_nobody_waiting(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+
     def slow(self: GrammarCompiler, spec: GrammarSpec) -> None:
-        time.sleep(2)
+        over.wait(10)
 
     monkeypatch.setattr(
         served.application.service.model.engine, "grammars", type("", (), {"compile": slow})()
@@ -143,5 +146,6 @@ def test_a_form_that_takes_long_keeps_nobody_waiting(served: Served, monkeypatch
         served.complete(prompt="x", max_tokens=1)
         assert time.monotonic() - begin < 1.5
         refused = waiting.result()
+    over.set()
     assert refused.status_code == 400
     assert "was not compiled within" in refused.json()["error"]["message"]

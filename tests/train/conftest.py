@@ -1,12 +1,27 @@
 """A run that takes seconds."""
 
+import functools
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cpplm.optim.schedules import LearningRates
+from cpplm.train import memory_estimate
 from cpplm.train.settings import TrainSettings
 from tests.conftest import SMALL_TABLES
+
+
+@pytest.fixture(scope="session", autouse=True)
+def activations_are_traced_once() -> Iterator[None]:
+    """Activations of equal memory plans, traced once in all tests: it takes as long as eight steps of a run.
+
+    Each run estimates its memory before it begins, and most runs here are of the same model.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        once = functools.cache(memory_estimate.trace_activations)
+        patch.setattr(memory_estimate, "trace_activations", once)
+        yield
 
 
 @pytest.fixture

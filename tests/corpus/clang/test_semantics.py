@@ -257,7 +257,7 @@ def test_a_corpus_is_the_same_for_any_number_of_workers(tmp_path, monkeypatch):
     files |= {"h.h": "#pragma once\nint shared(int);\nint shared(double);\n", "bad.cpp": "int x = y;\n"}
     write_files(tmp_path / "p", files)
     shards = []
-    for workers in (1, 3):
+    for workers in (1, 2):
         out = tmp_path / str(workers)
         build(
             compilable(

@@ -190,7 +190,7 @@ def test_no_step_is_no_problem(folder: Path, tmp_path: Path) -> None:
 
 
 def test_an_endless_step_is_stopped(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LIMITS", replace(module._LIMITS, wall_seconds=2))
+    monkeypatch.setattr(module, "_LIMITS", replace(module._LIMITS, wall_seconds=0.5))
     write_files(folder / "harbour", PROJECT | {"configure": "while :; do :; done\n"})
     result = built(folder, tmp_path / "out")
     assert result["projects"]["harbour"]["configured"]["problem"] == "timeout"
