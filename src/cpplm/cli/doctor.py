@@ -131,9 +131,9 @@ def _kernels() -> Iterator[Check]:
         request = AttentionRequest.training(
             device, dtype, head_dim=128, length=2048, window=window, compiling=compiling
         )
-        yield Check(name, f"{ATTENTION.explain(request).describe()} (--attention)")
+        yield Check(name, f"{ATTENTION.describe(request)} (--attention)")
     loss = LossRequest.training(device, dtype, softcap=15.0, compiling=compiling)
-    yield Check("loss", f"{LOSS.explain(loss).describe()} (--kernel)")
+    yield Check("loss", f"{LOSS.describe(loss)} (--kernel)")
     missing = missing_for_fp8()
     fix = "pip install 'cpplm[cuda]'" if missing == ["the package torchao"] else ""
     yield Check("fp8", f"needs {' and '.join(missing)}" if missing else "ready", not missing, fix=fix)

@@ -106,23 +106,6 @@ class KernelBackend(Generic[RequestT]):
 
 
 @dataclass(frozen=True)
-class KernelChoice:
-    """The backend that serves a request, and why each other does not; empty where it could."""
-
-    backend: str
-    others: dict[str, str]
-
-    def describe(self) -> str:
-        """One line: `auto -> X; also works: ...; not here: ...`."""
-        able = [name for name, reason in self.others.items() if not reason]
-        unable = [f"{name} ({reason})" for name, reason in self.others.items() if reason]
-        text = f"auto -> {self.backend}"
-        if able:
-            text += f"; also works: {', '.join(able)}"
-        return text + (f"; not here: {', '.join(unable)}" if unable else "")
-
-
-@dataclass(frozen=True)
 class KernelTable(Generic[RequestT]):
     """The backends of one operation.
 
@@ -154,11 +137,16 @@ class KernelTable(Generic[RequestT]):
             fix=f"What works here: {', '.join(['auto', *able] if able else ['nothing'])}.",
         )
 
-    def explain(self, request: RequestT) -> KernelChoice:
-        """The backend that "auto" means for a request, and why not the others."""
+    def describe(self, request: RequestT) -> str:
+        """What "auto" means for a request, in one line: `auto -> X; also works: ...; not here: ...`."""
         reasons = {name: backend.why_not(request) for name, backend in self.backends.items()}
-        backend = next((name for name in self.preference(request) if not reasons[name]), "none")
-        return KernelChoice(backend, {name: reason for name, reason in reasons.items() if name != backend})
+        chosen = next((name for name in self.preference(request) if not reasons[name]), "none")
+        able = [name for name, reason in reasons.items() if not reason and name != chosen]
+        unable = [f"{name} ({reason})" for name, reason in reasons.items() if reason]
+        text = f"auto -> {chosen}"
+        if able:
+            text += f"; also works: {', '.join(able)}"
+        return text + (f"; not here: {', '.join(unable)}" if unable else "")
 
 
 def compute_capability(device: torch.device) -> Capability:
