@@ -53,26 +53,28 @@ def convert_to_fp8(model: nn.Module, recipe: Recipe, *, emulate: bool = False) -
             f"torchao does not load: {error}", fix="pip install --upgrade 'cpplm[cuda]'"
         ) from error
     config = replace(float8.Float8LinearConfig.from_recipe_name(recipe), emulate=emulate)
-    names = [name for name, module in model.named_modules() if _fits(name, module)]
-    if not names:
+    layers = _convertible(model)
+    if not layers:
         raise UserError(
             "FP8 found no linear layer in the blocks whose sides are multiples of 16",
             fix="Leave out --fp8, or make the model wider.",
         )
     float8.convert_to_float8_training(
-        model, config=config, module_filter_fn=lambda module, name: _fits(name, module)
+        model, config=config, module_filter_fn=lambda module, name: name in layers
     )
-    return names
+    return list(layers)
 
 
-def _fits(name: str, module: nn.Module) -> bool:
-    return (
-        name.startswith("blocks.")
+def _convertible(model: nn.Module) -> dict[str, nn.Linear]:
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if name.startswith("blocks.")
         and isinstance(module, nn.Linear)
         and module.bias is None
         and module.in_features % SIDE_MULTIPLE == 0
         and module.out_features % SIDE_MULTIPLE == 0
-    )
+    }
 
 
 def require_fp8(*, emulate: bool = False) -> None:
@@ -134,13 +136,10 @@ def convert_to_nvfp4(model: nn.Module) -> list[str]:
     """
     recipe = require_nvfp4()()
     engine = importlib.import_module("transformer_engine.pytorch")
-    names = [name for name, module in model.named_modules() if _fits(name, module)]
-    for name in names:
-        parent, _, child = name.rpartition(".")
-        linear = model.get_submodule(name)
-        assert isinstance(linear, nn.Linear)  # noqa: S101  (_fits says so)
-        setattr(model.get_submodule(parent), child, _Nvfp4Linear(linear, engine, recipe))
-    return names
+    layers = _convertible(model)
+    for name, linear in layers.items():
+        model.set_submodule(name, _Nvfp4Linear(linear, engine, recipe))
+    return list(layers)
 
 
 class _Nvfp4Linear(nn.Module):

@@ -78,27 +78,18 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
-def pack_linear_layers(model: nn.Module, keep_weights: tuple[str, ...] = ()) -> list[str]:
-    """Put packed layers in the place of the large linear ones, which must have one dtype already.
+def pack_linear_layers(model: nn.Module, keep_weights: tuple[str, ...] = ()) -> None:
+    """Put packed layers in the place of the large linear ones, which must have one dtype already, in place.
 
     Args:
-        model: changed in place.
+        model: whose layers they are.
         keep_weights: names of layers whose weights are read elsewhere.
-
-    Returns:
-        The names of those that were packed.
     """
-    names = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-        and module.bias is None
-        and module.weight.numel() >= _LEAST_WEIGHTS
-        and can_pack(module.weight.device, module.weight.dtype)
-    ]
-    for name in names:
-        parent, _, child = name.rpartition(".")
-        linear = model.get_submodule(name)
-        assert isinstance(linear, nn.Linear)  # noqa: S101  (that is how it was found)
-        setattr(model.get_submodule(parent), child, PackedLinear(linear, keep_weight=name in keep_weights))
-    return names
+    for name, module in list(model.named_modules()):
+        if (
+            isinstance(module, nn.Linear)
+            and module.bias is None
+            and module.weight.numel() >= _LEAST_WEIGHTS
+            and can_pack(module.weight.device, module.weight.dtype)
+        ):
+            model.set_submodule(name, PackedLinear(module, keep_weight=name in keep_weights))
