@@ -109,9 +109,12 @@ def our_writer(
     packed = None
     if recipe:
         formats = quantize_layers(model, Recipe.parse(recipe), init="absmax")
-        shapes = {name: model.get_submodule(name).weight.shape for name in formats if "embed" not in name}
-        facts["weight_bytes"] = sum(formats[name].num_bytes(*shape) for name, shape in shapes.items())
         tensors, record = packed_tensors(model), quantization_record(model, recipe, packed=True)
+        facts["weight_bytes"] = sum(
+            tensor.nbytes
+            for name, tensor in tensors.items()
+            if name.rpartition(".")[0] in formats and "embed" not in name
+        )
         model = Transformer(config, compute_dtype=dtype).to(_device)
         packed = quantized_weights(tensors, record, where=recipe)
         model.load_state_dict(dense_weights(tensors, packed))

@@ -20,6 +20,7 @@ from cpplm.model.quantized.recipe import Recipe, WeightFormat
 from cpplm.tokenizer.tokenizer import Tokenizer
 from tests.commands import assert_one_line_error, cpplm, reported
 from tests.compress.hf_models import random_model, write_model
+from tests.model.features import packed_bytes
 
 CPU, IDS = torch.device("cpu"), torch.arange(300, 340)[None]
 RECIPES = {
@@ -57,7 +58,7 @@ def test_a_file_has_the_size_that_the_formats_say(family: str, folder: Path, tmp
     model = random_model(family, json.loads((folder / "config.json").read_text())["vocab_size"])
     _, found = reported("compress", "quantize", f"hf:{folder}", "--out", tmp_path / "packed")
     layers = json.loads((tmp_path / "packed" / "quantization.json").read_text())["layers"]
-    inside = sum(WeightFormat.parse(layer["format"]).num_bytes(*layer["shape"]) for layer in layers.values())
+    inside = sum(packed_bytes(WeightFormat.parse(each["format"]), *each["shape"]) for each in layers.values())
     rest = sum(w.nbytes for name, w in model.named_parameters() if name.removesuffix(".weight") not in layers)
     file = tmp_path / "packed" / "packed.safetensors"
     header = int.from_bytes(file.read_bytes()[:8], "little") + 8

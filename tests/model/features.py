@@ -12,6 +12,7 @@ from cpplm.model.config import (
     MultiTokenConfig,
     SparseAttentionConfig,
 )
+from cpplm.model.quantized.recipe import WeightFormat
 from cpplm.model.transformer import Transformer
 
 PLAIN = ModelConfig(
@@ -140,3 +141,10 @@ def random_model(config: ModelConfig, seed: int = 0) -> Transformer:
 
 def random_ids(batch: int, length: int, config: ModelConfig = PLAIN) -> torch.Tensor:
     return torch.randint(config.vocab_size, (batch, length), generator=torch.Generator().manual_seed(7))
+
+
+def packed_bytes(weight_format: WeightFormat, rows: int, columns: int) -> int:
+    """Bytes of a matrix in a packed file: codes of few bits, scales of two bytes."""
+    groups, rank = columns // weight_format.group_size, weight_format.rank
+    num_scales = rank * (rows + groups + 1) if rank else rows * groups
+    return -(-rows * columns * weight_format.codebook.bits // 8) + 2 * num_scales

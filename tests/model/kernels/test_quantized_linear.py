@@ -11,7 +11,7 @@ from cpplm.model.kernels import cpp_extension
 from cpplm.model.kernels.quantized_linear import CompactLinear, can_compact
 from cpplm.model.kernels.small_batch_linear import CompactWeight, fused_mlp, gemv, rms_norm
 from cpplm.model.quantized.layers import QuantizedLinear
-from cpplm.model.quantized.packing import QuantizedWeight, codes_of
+from cpplm.model.quantized.packing import QuantizedWeight, quantization_record, quantized_weights
 from cpplm.model.quantized.recipe import WeightFormat
 from tests.model.kernels.test_small_batch_linear import assert_rounded, on_three_threads
 
@@ -31,11 +31,17 @@ def _processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     cpp_extension.load_function.cache_clear()
 
 
+def stored(layer: QuantizedLinear) -> QuantizedWeight:
+    model = torch.nn.ModuleDict({"layer": layer})
+    record = quantization_record(model, "", packed=False)
+    return quantized_weights(model.state_dict(), record, where="here")["layer"]
+
+
 def compacted(text: str, rows: int, columns: int, count: int = 1) -> tuple[CompactWeight, Tensor]:
     """A weight as the kernels take it, `count` times below one another, and its numbers as they are there."""
     torch.manual_seed(rows)
     layer = QuantizedLinear(torch.randn(rows, columns) * torch.rand(rows, 1) / 8, WeightFormat.parse(text))
-    quantized = QuantizedWeight(layer.format, codes_of(layer), layer.group_scales().detach())
+    quantized = stored(layer)
     numbers = layer.weight.detach()
     if text.startswith("nf4"):  # levels have 8 bits
         levels = (127 * numbers.unflatten(1, (-1, 64)) / layer.group_scales().detach().unsqueeze(-1)).round()
@@ -98,13 +104,13 @@ def test_small_large_and_no_numbers() -> None:
 @pytest.mark.parametrize("text", ["half3:g32", "half4:g1:r4", "half4:g16"])
 def test_what_has_no_kernel(text: str) -> None:
     layer = QuantizedLinear(torch.randn(48, 64), WeightFormat.parse(text))
-    quantized = QuantizedWeight(layer.format, codes_of(layer), layer.group_scales().detach())
+    quantized = stored(layer)
     assert not can_compact([quantized], torch.device("cpu"), torch.bfloat16)
 
 
 def test_none_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = QuantizedLinear(torch.randn(48, 64), WeightFormat.parse("int4:g32"))
-    quantized = QuantizedWeight(layer.format, codes_of(layer), layer.group_scales().detach())
+    quantized = stored(layer)
     assert can_compact([quantized], torch.device("cpu"), torch.bfloat16)
     assert not can_compact([quantized], torch.device("cpu"), torch.float32)
     monkeypatch.setattr("cpplm.model.kernels.quantized_linear.load_function", lambda *_: None)

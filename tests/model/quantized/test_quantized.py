@@ -29,7 +29,7 @@ from cpplm.model.quantized.rounding import (
     nearest_levels,
 )
 from cpplm.model.transformer import Transformer
-from tests.model.features import CONFIGS, MEMORY, random_ids, random_model
+from tests.model.features import CONFIGS, MEMORY, packed_bytes, random_ids, random_model
 
 FORMATS = pytest.mark.parametrize(
     "text",
@@ -136,7 +136,7 @@ def test_a_layer_is_what_its_file_says(text: str, freeze_codes: bool) -> None:
     layer = inner.blocks.mlp.up
     record = quantization_record(inner, f"mlp={text}", packed=True)
     packed = packed_tensors(inner)
-    assert sum(tensor.nbytes for tensor in packed.values()) == weight_format.num_bytes(48, 64)
+    assert sum(tensor.nbytes for tensor in packed.values()) == packed_bytes(weight_format, 48, 64)
     for tensors in (packed, inner.state_dict()):
         dense = dense_weights(tensors, quantized_weights(tensors, record, where="here"))
         assert dense.keys() == {"blocks.mlp.up.weight"}

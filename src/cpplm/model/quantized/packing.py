@@ -70,13 +70,13 @@ def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
 @torch.no_grad()
 def packed_tensors(model: nn.Module, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
     """The state of a model with quantised layers as a packed file holds it; other matrices in `dtype`."""
+    state, tensors = model.state_dict(), dict[str, Tensor]()
     layers = {
         name: module
         for name, module in model.named_modules()
         if isinstance(module, QuantizedLinear | QuantizedEmbedding)
     }
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in state.items():
         owner, _, part = name.rpartition(".")
         if owner not in layers:
             is_matrix = tensor.dim() > 1 and tensor.is_floating_point()
@@ -84,24 +84,9 @@ def packed_tensors(model: nn.Module, dtype: torch.dtype = torch.bfloat16) -> dic
         elif part in (SCALES, *LOW_RANK):
             tensors[name] = tensor.cpu().half()
         elif part in (LATENT, CODES):
-            codes = codes_of(layers[owner]).cpu()
-            tensors[f"{owner}.{PACKED}"] = pack_codes(codes, layers[owner].format.codebook.bits)
+            weight = _read(state, owner, layers[owner].format, tuple(tensor.shape))
+            tensors[f"{owner}.{PACKED}"] = pack_codes(weight.codes.cpu(), weight.format.codebook.bits)
     return tensors
-
-
-@torch.no_grad()
-def codes_of(layer: QuantizedLinear | QuantizedEmbedding) -> Tensor:
-    """The codes of a layer's weight, uint8, in its shape."""
-    if isinstance(layer, QuantizedLinear):
-        if not hasattr(layer, LATENT):
-            return layer.get_buffer(CODES)
-        values = grouped(layer.latent_weight, layer.format.group_size)
-        scales = layer.group_scales().unsqueeze(-1)
-    else:
-        values = in_blocks(layer.latent_weight, layer.format.group_size)
-        scales = layer.get_buffer(SCALES).unsqueeze(-1)
-    codes = nearest_codes(values / nonzero_scales(scales), layer.format.codebook)
-    return codes.flatten()[: layer.latent_weight.numel()].view_as(layer.latent_weight)
 
 
 def quantization_record(model: nn.Module, recipe: str, *, packed: bool) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from cpplm.model.quantized.codebooks import Codebook, codebook
 InitMethod = Literal["absmax", "mse", "activation"]
 """Rules for scales: by the largest magnitude, or least squares, weighted by activations or not."""
 GROUP_SIZE = 32  # weights that share a scale: that of GGUF's Q4_0 and Q8_0
-_SCALE_BITS = 16
 # The first pattern that matches a module's name says its role. Names are ours and those of transformers.
 _ROLES = {
     "head": r"(.*\.)?lm_head",
@@ -84,16 +83,6 @@ class WeightFormat:
     def fits(self, rows: int, columns: int) -> bool:
         """True if such a matrix is made of whole groups and large enough to be worth it."""
         return columns % self.group_size == 0 and columns % GROUP_SIZE == 0 and rows >= GROUP_SIZE
-
-    def num_scales(self, rows: int, columns: int) -> int:
-        """Numbers that are stored beside the codes."""
-        groups = columns // self.group_size
-        return self.rank * (rows + groups + 1) if self.rank else rows * groups
-
-    def num_bytes(self, rows: int, columns: int) -> int:
-        """Bytes of such a matrix in a packed file."""
-        code_bits = rows * columns * self.codebook.bits
-        return -(-code_bits // 8) + self.num_scales(rows, columns) * _SCALE_BITS // 8
 
 
 @dataclass(frozen=True)
