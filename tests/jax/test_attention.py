@@ -208,8 +208,6 @@ def test_what_cannot_be_done_is_one_clear_error() -> None:
     refused("is not known", kind="flash4")
     refused("kernel for TPUs, these devices are cpu", kind="splash", interpret=False)
     refused("kernel for TPUs, these devices are cpu", kind="pallas", mesh=mesh_of(data=2), interpret=False)
-    refused("2 rows of the batch cannot be divided among the 4", kind="splash", mesh=mesh_of(data=2, fsdp=2))
-    refused("2 key-value heads cannot be divided among the 4", kind="splash", mesh=mesh_of(model=4))
 
 
 def test_rows_are_checked_before_anything_is_traced() -> None:

@@ -13,7 +13,6 @@ from cpplm.jax.mesh import (
     batch_sharding,
     check_mesh,
     layers_spec,
-    make_mesh,
     mesh_sizes,
     put_on_mesh,
     rows_sharding,
@@ -23,12 +22,9 @@ from cpplm.jax.mesh import (
 from cpplm.jax.param_stacking import abstract_params
 from cpplm.model.config import ModelConfig
 from cpplm.train.settings import MESH_AXES, JaxSettings
+from tests.jax.devices import mesh_of
 
 CONFIG = ModelConfig.nanochat(16, vocab_size=32768, num_kv_heads=4)
-
-
-def mesh_of(**named: int) -> jax.sharding.Mesh:
-    return make_mesh({axis: named.get(axis, 1) for axis in MESH_AXES}, jax.devices("cpu"))
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from cpplm.jax.mesh_axes import BATCH, CONTEXT, per_shard
 from cpplm.tokenizer.special_tokens import IGNORE_INDEX
@@ -91,8 +92,8 @@ def _on_each_device(
     targets_BT: jax.Array,
 ) -> jax.Array:
     """What each device makes of its part of batch and sequence, with the whole weight."""
-    rows = (BATCH, CONTEXT)
-    each = per_shard(of_part, mesh, in_axes=((*rows, None), (None, None), rows), out_axes=(rows,))
+    rows = P(BATCH, CONTEXT)
+    each = per_shard(of_part, mesh, in_specs=(rows, P(), rows), out_specs=(rows,))
     (found,) = each(hidden_BTC, weight_VC, targets_BT)
     return found
 

@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 from cpplm.core.errors import UserError
 from cpplm.core.workers import partition_by_size
-from cpplm.jax.mesh_axes import BATCH, CONTEXT, partition_spec
+from cpplm.jax.mesh_axes import BATCH, CONTEXT
 from cpplm.jax.param_stacking import is_stacked
 from cpplm.model.config import ModelConfig
 from cpplm.model.quantized.layers import plain_name
@@ -132,7 +132,7 @@ def _divide(axes: list[Any], shape: tuple[int, ...], free: list[int], name: str,
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Sharding of tokens and targets, shape BT."""
-    return NamedSharding(mesh, partition_spec(mesh, BATCH, CONTEXT))
+    return NamedSharding(mesh, P(BATCH, CONTEXT))
 
 
 def rows_sharding(mesh: Mesh) -> NamedSharding:
@@ -140,7 +140,7 @@ def rows_sharding(mesh: Mesh) -> NamedSharding:
 
     Chips of other hosts may have computed parts of a row.
     """
-    return NamedSharding(mesh, partition_spec(mesh, BATCH, None))
+    return NamedSharding(mesh, P(BATCH, None))
 
 
 def put_on_mesh(array: np.ndarray, sharding: NamedSharding) -> jax.Array:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from cpplm.jax.mesh_axes import BATCH, CONTEXT, per_shard
 from cpplm.model.config import SparseAttentionConfig
@@ -86,8 +87,8 @@ def sparse_attention(
     run = per_shard(
         functools.partial(_attend_in_blocks, config=config, block=block),
         mesh,
-        in_axes=((BATCH, CONTEXT), (BATCH,), ()),
-        out_axes=((BATCH, CONTEXT), (BATCH, CONTEXT)),
+        in_specs=(P(BATCH, CONTEXT), P(BATCH), P()),
+        out_specs=(P(BATCH, CONTEXT), P(BATCH, CONTEXT)),
     )
     mixed_BTHD, divergence_BT = run(queries, keys, jnp.asarray(dense))
     return mixed_BTHD, divergence_BT

@@ -16,11 +16,11 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu.flash_attention import SegmentIds
 from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention as flash_kernel
 from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from cpplm.core.errors import UserError
 from cpplm.jax.attention.dense import left_window
-from cpplm.jax.attention.sharding import check_divides, document_spec, heads_spec
-from cpplm.jax.mesh_axes import CONTEXT, axis_size
+from cpplm.jax.mesh_axes import BATCH, CONTEXT, MODEL, axis_size
 
 TILE = 128  # tokens
 
@@ -40,11 +40,8 @@ def flash_attention(
     Raises:
         UserError: see `check_row`.
     """
-    batch, length, heads, width = query_BTHD.shape
-    groups = key_BTGD.shape[2]
+    _, length, _, width = query_BTHD.shape
     check_row(length, window, axis_size(mesh, CONTEXT))
-    if mesh is not None:
-        check_divides(mesh, batch=batch, length=length, heads=heads, groups=groups)
 
     def run(query_BHTD: Array, key_BGTD: Array, value_BGTD: Array, *documents: Array) -> Array:
         repeats = query_BHTD.shape[1] // key_BGTD.shape[1]
@@ -60,8 +57,8 @@ def flash_attention(
     if document_ids is not None:
         arrays += (document_ids.astype(jnp.int32),)
     if mesh is not None:
-        spec = heads_spec(mesh, sequence=False)
-        specs = (spec, spec, spec, document_spec(mesh, sequence=False))[: len(arrays)]
+        spec = P(BATCH, MODEL)
+        specs = (spec, spec, spec, P(BATCH))[: len(arrays)]
         run = jax.shard_map(run, mesh=mesh, in_specs=specs, out_specs=spec, check_vma=False)
     return run(*arrays).transpose(0, 2, 1, 3)
 

@@ -27,11 +27,11 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
     make_splash_mha,
 )
 from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from cpplm.core.errors import UserError
 from cpplm.jax.attention.dense import left_window
-from cpplm.jax.attention.sharding import check_divides, document_spec, heads_spec
-from cpplm.jax.mesh_axes import CONTEXT, MODEL, axis_size, partition_spec
+from cpplm.jax.mesh_axes import BATCH, CONTEXT, MODEL, axis_size
 
 LANES = 128  # the kernel works on tiles of so many tokens
 BLOCKS = (512, 256, LANES)  # queries and keys per step of the grid, the largest that divides the row
@@ -52,12 +52,10 @@ def splash_attention(
     Rows that are no multiple of 128 tokens are padded; on a context axis they must divide evenly.
 
     Raises:
-        UserError: the mesh does not divide the rows, heads or tokens.
+        UserError: see `padding_to_tiles`.
     """
-    batch, length, heads, width = query_BTHD.shape
+    _, length, heads, width = query_BTHD.shape
     shards = axis_size(mesh, CONTEXT)
-    if mesh is not None:
-        check_divides(mesh, batch=batch, length=length, heads=heads, groups=key_BTGD.shape[2])
     padding = padding_to_tiles(length, shards)
     scaled = query_BTHD.astype(jnp.float32) * width**-0.5  # the kernel does not scale
     query_BHTD, key_BGTD, value_BGTD = (
@@ -107,13 +105,13 @@ def _on_mesh(
 ) -> Array:  # fmt: skip
     """Each device its rows, heads and queries. A spec without the context axis gathers keys and values, and
     in the backward pass sums their gradients over it."""
-    kernel_spec = kernel.manual_sharding_spec(NamedSharding(mesh, partition_spec(mesh, MODEL, CONTEXT)))
-    divided, whole = heads_spec(mesh, sequence=True), heads_spec(mesh, sequence=False)
+    kernel_spec = kernel.manual_sharding_spec(NamedSharding(mesh, P(MODEL, CONTEXT)))
+    divided, whole = P(BATCH, MODEL, CONTEXT), P(BATCH, MODEL)
     arrays: tuple[Any, ...] = (kernel, query_BHTD, key_BGTD, value_BGTD)
     specs: tuple[Any, ...] = (kernel_spec, divided, whole, whole)
     if documents_BT is not None:
         arrays += (documents_BT, documents_BT)
-        specs += (document_spec(mesh, sequence=True), document_spec(mesh, sequence=False))
+        specs += (P(BATCH, CONTEXT), P(BATCH))
 
     def run(kernel: Any, *parts: Array) -> Array:
         query, key, value, *documents = parts
