@@ -14,8 +14,8 @@ from jax import Array
 from jax.experimental.pallas.ops.tpu.splash_attention import LocalMask
 
 from cpplm.core.errors import UserError
-from cpplm.jax.attention import attend, check_row_lengths, resolve_attention
 from cpplm.jax.attention.dense import attention_mask, dense_attention, left_window
+from cpplm.jax.attention.dispatch import attend, check_row_lengths, resolve_attention
 from cpplm.jax.attention.splash import _kernel, _WindowMask
 from cpplm.model.config import ModelConfig
 from cpplm.model.kernels.attention import attention
@@ -205,7 +205,6 @@ def test_what_cannot_be_done_is_one_clear_error() -> None:
         with pytest.raises(UserError, match=message):
             attend(query, key, value, **settings)
 
-    refused("is not known", kind="flash4")
     refused("kernel for TPUs, these devices are cpu", kind="splash", interpret=False)
     refused("kernel for TPUs, these devices are cpu", kind="pallas", mesh=mesh_of(data=2), interpret=False)
 

@@ -20,7 +20,7 @@ from cpplm.core.errors import UserError
 from cpplm.core.progress import log_info
 from cpplm.core.storage import is_bucket
 from cpplm.dataloader.loader import Batch
-from cpplm.jax.attention import check_row_lengths, resolve_attention
+from cpplm.jax.attention.dispatch import check_row_lengths, resolve_attention
 from cpplm.jax.compile_cache import CompileCache
 from cpplm.jax.distributed import JaxDistContext, initialize
 from cpplm.jax.mesh import HostBatchSharder, check_mesh, make_mesh, mesh_sizes

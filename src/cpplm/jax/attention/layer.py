@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 
-from cpplm.jax.attention import attend
+from cpplm.jax.attention.dispatch import attend
 from cpplm.jax.layer_scan import LayerKind
 from cpplm.jax.layers import Angles, Params, linear, norm, rotary_angles, rotate, subtree
 from cpplm.jax.mesh_axes import BATCH, CONTEXT, MODEL, constrain
