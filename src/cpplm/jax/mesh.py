@@ -194,19 +194,17 @@ def _is_complete_on_each_host(array: jax.Array) -> bool:
 
 @dataclass(frozen=True)
 class HostBatchSharder:
-    """The rows of a batch that this host reads, those that its chips compute, and their way to the chips.
+    """The rows of a batch that this host reads, and their way to the chips.
 
     Hosts that compute the same rows, because `context` or `model` go across them, read the same.
 
     Attributes:
         batch_shards: parts into which the rows of a batch are divided.
-        host_shards: the parts of this host, ascending.
         reader_index: number of this host's rows among those of all hosts.
         num_readers: how many different rows hosts read.
     """
 
     batch_shards: int
-    host_shards: tuple[int, ...]
     reader_index: int
     num_readers: int
 
@@ -234,7 +232,7 @@ class HostBatchSharder:
                 fix="Make the chips of data and fsdp a multiple of the hosts, or a divisor.",
             )
         own = tuple(sorted(by_process[jax.process_index()]))
-        return cls(shards, own, sets.index(own), len(sets))
+        return cls(shards, sets.index(own), len(sets))
 
     def shard(self, rows: np.ndarray, mesh: Mesh) -> jax.Array:
         """The whole batch on the chips of all hosts.
@@ -243,22 +241,11 @@ class HostBatchSharder:
             rows: of this host, shape BT of its part.
             mesh: all chips.
         """
-        size = len(rows) // len(self.host_shards)
+        shape = (len(rows) * self.num_readers, rows.shape[1])
+        return jax.make_array_from_process_local_data(batch_sharding(mesh), rows, shape)
 
-        def part(index: tuple[slice, ...] | None) -> np.ndarray:
-            assert index is not None  # noqa: S101  (this array has dimensions)
-            shard = (index[0].start or 0) // size
-            begin = self.host_shards.index(shard) * size
-            return rows[begin : begin + size, index[1]]
 
-        shape = (size * self.batch_shards, rows.shape[1])
-        return jax.make_array_from_callback(shape, batch_sharding(mesh), part)
-
-    def unshard(self, array: jax.Array) -> np.ndarray:
-        """This host's rows of something that lies as `rows_sharding` says, shape BT."""
-        size = array.shape[0] // self.batch_shards
-        rows = np.empty((size * len(self.host_shards), array.shape[1]), array.dtype)
-        for shard in array.addressable_shards:
-            begin = self.host_shards.index((shard.index[0].start or 0) // size) * size
-            rows[begin : begin + size] = np.asarray(shard.data)
-        return rows
+def host_rows(array: jax.Array) -> np.ndarray:
+    """This host's rows of something that lies as `rows_sharding` says, shape BT."""
+    parts = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
+    return np.concatenate([np.asarray(parts[start]) for start in sorted(parts)])

@@ -21,7 +21,7 @@ from typing_extensions import override
 from cpplm.core.hardware import held_memory_bytes, peak_memory_bytes, reset_peak_memory
 from cpplm.dataloader.loader import Batch
 from cpplm.jax.layers import Params
-from cpplm.jax.mesh import HostBatchSharder, gather_host_share, put_on_mesh, rows_sharding
+from cpplm.jax.mesh import HostBatchSharder, gather_host_share, host_rows, put_on_mesh, rows_sharding
 from cpplm.jax.model import token_losses
 from cpplm.jax.param_stacking import (
     checkpoint_names,
@@ -126,7 +126,7 @@ class JaxTrainModule(TrainModule):
             self._sharder.shard(ids.numpy().astype(np.int32), self._step.mesh) for ids in (ids_BT, targets_BT)
         )
         losses = self._token_losses(self._learning, self._constants, ids, targets)
-        return torch.from_numpy(self._sharder.unshard(losses))
+        return torch.from_numpy(host_rows(losses))
 
     @override
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
