@@ -14,8 +14,7 @@ Shapes: B batch, T tokens, N rows, M rows of a chunk, C width, V vocabulary with
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -38,64 +37,41 @@ def cross_entropy(
     softcap: float,
     chunk: int,
     mesh: Mesh | None,
+    reduction: Literal["mean", "none"] = "mean",
 ) -> jax.Array:
-    """The mean in nats over the targets that count, float32; 0 when none does.
+    """Cross-entropy in nats, float32.
 
     Args:
         hidden_BTC: states before the output head; products are in their dtype, all behind in float32.
         weight_VC: the head's; rows from `vocab_size` on are padding and take no part.
-        targets_BT: ids below `vocab_size`, or `IGNORE_INDEX`.
+        targets_BT: ids below `vocab_size`, or `IGNORE_INDEX`, which counts nothing.
         vocab_size: rows of the weight that are tokens.
         softcap: logits lie between this and its negative; 0 is no cap.
         chunk: rows of logits held at once, on each device.
         mesh: of devices.
+        reduction: "mean" over the targets that count, 0 when none does; "none", for validation, gives the
+            loss of each token, BT, 0 where it does not count.
     """
 
-    def of_part(hidden_BTC: jax.Array, weight_VC: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array]:
+    def sum_of_part(hidden_BTC: jax.Array, weight_VC: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array]:
         chunks = _chunks(hidden_BTC, targets_BT, chunk)
         return (_sum_of_chunks(vocab_size, softcap, weight_VC, *chunks).reshape(1, 1),)
 
-    sums = _on_each_device(of_part, mesh, hidden_BTC, weight_VC, targets_BT)
-    return sums.sum() / jnp.maximum((targets_BT != IGNORE_INDEX).sum(), 1)
-
-
-def token_cross_entropy(
-    hidden_BTC: jax.Array,
-    weight_VC: jax.Array,
-    targets_BT: jax.Array,
-    *,
-    vocab_size: int,
-    softcap: float,
-    chunk: int,
-    mesh: Mesh | None,
-) -> jax.Array:
-    """The loss of each token, BT, float32, for validation; 0 for those that do not count.
-
-    Arguments are those of `cross_entropy`.
-    """
-
-    def of_part(hidden_BTC: jax.Array, weight_VC: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array]:
+    def each_of_part(hidden_BTC: jax.Array, weight_VC: jax.Array, targets_BT: jax.Array) -> tuple[jax.Array]:
         def of_chunk(chunk: Pair) -> jax.Array:
             return _losses(chunk[0], weight_VC.astype(chunk[0].dtype), chunk[1], vocab_size, softcap)[0]
 
         losses_N = jax.lax.map(of_chunk, _chunks(hidden_BTC, targets_BT, chunk)).reshape(-1)
         return (losses_N[: targets_BT.size].reshape(targets_BT.shape),)
 
-    return _on_each_device(of_part, mesh, hidden_BTC, weight_VC, targets_BT)
-
-
-def _on_each_device(
-    of_part: Callable[..., tuple[jax.Array]],
-    mesh: Mesh | None,
-    hidden_BTC: jax.Array,
-    weight_VC: jax.Array,
-    targets_BT: jax.Array,
-) -> jax.Array:
-    """What each device makes of its part of batch and sequence, with the whole weight."""
+    # On each device its part of batch and sequence, with the whole weight.
     rows = P(BATCH, CONTEXT)
+    of_part = sum_of_part if reduction == "mean" else each_of_part
     each = per_shard(of_part, mesh, in_specs=(rows, P(), rows), out_specs=(rows,))
     (found,) = each(hidden_BTC, weight_VC, targets_BT)
-    return found
+    if reduction == "none":
+        return found
+    return found.sum() / jnp.maximum((targets_BT != IGNORE_INDEX).sum(), 1)
 
 
 def _chunks(hidden_BTC: jax.Array, targets_BT: jax.Array, chunk: int) -> Pair:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from cpplm.jax.hyper_connections import expand_streams, reduce_streams
 from cpplm.jax.induction import induction_embedding, match_next_token
 from cpplm.jax.layer_scan import layer_kinds
 from cpplm.jax.layers import Params, linear, norm, rotary_angles, scale_by, shift_right, subtree
-from cpplm.jax.loss import cross_entropy, token_cross_entropy
+from cpplm.jax.loss import cross_entropy
 from cpplm.jax.settings import RunSettings
 from cpplm.model.config import ModelConfig
 from cpplm.tokenizer.special_tokens import IGNORE_INDEX
@@ -108,11 +108,8 @@ def token_losses(
 ) -> jax.Array:
     """Cross-entropy of each next token in nats, BT, float32; 0 where the target is `IGNORE_INDEX`."""
     angles = rotary_angles(ids_BT.shape[1], config.head_dim, config.rope_base)
-    hidden_BTC, _ = hidden_states(params, ForwardContext(config, run, mesh, ids_BT, angles, None, False))
-    return token_cross_entropy(
-        hidden_BTC, params["lm_head.weight"], targets_BT, vocab_size=config.vocab_size,
-        softcap=config.logit_softcap, chunk=run.loss_chunk, mesh=mesh,
-    )  # fmt: skip
+    context = ForwardContext(config, run, mesh, ids_BT, angles, None, False)
+    return _head_loss(params, hidden_states(params, context)[0], targets_BT, context, "none")
 
 
 def _embed(params: Params, ids_BT: jax.Array, context: ForwardContext) -> jax.Array:
@@ -134,13 +131,18 @@ def _smear(params: Params, embedded_BTC: jax.Array, context: ForwardContext) -> 
 
 
 def _head_loss(
-    params: Params, hidden_BTC: jax.Array, targets_BT: jax.Array, context: ForwardContext
+    params: Params,
+    hidden_BTC: jax.Array,
+    targets_BT: jax.Array,
+    context: ForwardContext,
+    reduction: Literal["mean", "none"] = "mean",
 ) -> jax.Array:
     config = context.config
     with jax.named_scope("lm_head"):
         return cross_entropy(
             hidden_BTC, params["lm_head.weight"], targets_BT, vocab_size=config.vocab_size,
             softcap=config.logit_softcap, chunk=context.run.loss_chunk, mesh=context.mesh,
+            reduction=reduction,
         )  # fmt: skip
 
 
