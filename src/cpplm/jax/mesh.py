@@ -172,24 +172,10 @@ def gather_host_share(
 
 
 def _gather(array: jax.Array) -> np.ndarray:
-    """An array of all hosts in the memory of this one; nothing travels when its own chips have all of it."""
+    """An array of all hosts in the memory of this one."""
     if array.is_fully_addressable:
         return np.asarray(array)
-    if not _is_complete_on_each_host(array):
-        return np.asarray(multihost_utils.process_allgather(array, tiled=True))
-    whole = np.empty(array.shape, array.dtype)
-    for shard in array.addressable_shards:
-        whole[shard.index] = shard.data
-    return whole
-
-
-def _is_complete_on_each_host(array: jax.Array) -> bool:
-    """True where the chips of each host have all parts of it: the same answer on all hosts."""
-    parts: dict[int, set[str]] = {}
-    indices: Mapping[jax.Device, Any] = array.sharding.devices_indices_map(array.shape)
-    for device, index in indices.items():
-        parts.setdefault(device.process_index, set()).add(str(index))
-    return all(own == set.union(*parts.values()) for own in parts.values())
+    return np.asarray(multihost_utils.process_allgather(array, tiled=True))
 
 
 @dataclass(frozen=True)
