@@ -53,14 +53,14 @@ class Optimizer:
         shapes: likewise.
         members: likewise, its names in a checkpoint, in order of their layers.
         product_dtype: of Muon's products.
-        mesh: of chips; None for one.
+        mesh: of chips.
     """
 
     groups: Mapping[str, ParamGroup]
     shapes: Mapping[str, tuple[int, ...]]
     members: Mapping[str, list[str]]
     product_dtype: jnp.dtype
-    mesh: Mesh | None
+    mesh: Mesh
 
     @classmethod
     def of(
@@ -71,7 +71,7 @@ class Optimizer:
         batch_tokens: int,
         budget: float | None,
         product_dtype: jnp.dtype,
-        mesh: Mesh | None,
+        mesh: Mesh,
         recipe: Recipe | None = None,
         scale_lr: float = 0.0,
     ) -> Optimizer:
@@ -122,7 +122,6 @@ class Optimizer:
     def state_specs(self) -> dict[str, P]:
         """Partitions of the state on the mesh."""
         specs: dict[str, P] = {}
-        assert self.mesh is not None  # noqa: S101  (there is nothing to divide without one)
         for key, shape in self.state_shapes().items():
             name, _, kind = key.rpartition("/")
             if kind == "step" or not shape:
@@ -234,7 +233,7 @@ class Optimizer:
 
     def _distribute(self, name: str, matrices: jax.Array) -> jax.Array:
         """The matrices of a stack, whole ones, on as many chips as there are."""
-        if self.mesh is None or self.mesh.size == 1 or not is_stacked(name):
+        if self.mesh.size == 1 or not is_stacked(name):
             return matrices
         axes = layers_spec(matrices.shape[0], self.mesh)
         if axes == P():  # unevenly, which costs nothing more: the last chips have none
