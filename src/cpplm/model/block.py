@@ -58,20 +58,12 @@ class TransformerBlock(nn.Module):
             mixed_BTC, divergence = self.attention(norm(x_BTC), context)
             return mixed_BTC
 
-        if self.engram is not None:
-            x = self._add("engram", x, lambda x_BTC: self._read_ngrams(norm(x_BTC), context))
+        if (engram := self.engram) is not None:
+            x = self._add("engram", x, lambda x_BTC: engram(norm(x_BTC), context))
         if self.decode_step_fused is not None and (fused := self.decode_step_fused(x, context)) is not None:
             return fused, divergence
         x = self._add("attention", x, attend)
         return self._add("mlp", x, lambda x_BTC: self.mlp(norm(x_BTC))), divergence
-
-    def _read_ngrams(self, x_BTC: Tensor, context: ForwardContext) -> Tensor:
-        if isinstance(self.engram, EngramMemory):
-            return self.engram(
-                x_BTC, context.ngram_embeddings[self.layer], context.cache, context.documents_BS
-            )
-        assert self.engram is not None  # noqa: S101  (the caller asked)
-        return self.engram(x_BTC, context.cache, context.documents_BS)
 
     def _add(self, name: str, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         return x + sublayer(x) if self.connections is None else self.connections[name](x, sublayer)

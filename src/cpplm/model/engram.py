@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cpplm.model.attention import ForwardContext
 from cpplm.model.config import ModelConfig
 from cpplm.model.kv_cache.view import CacheView, KVCacheSpec, with_history
 from cpplm.model.layers import Linear, norm, within_document
@@ -98,36 +99,23 @@ class EngramMemory(nn.Module):
         """
         return self.table(self.addresses(ids_BT, cache, documents_BT)).flatten(-2)
 
-    def forward(
-        self,
-        x_BTC: Tensor,
-        ngrams_BTX: Tensor,
-        cache: CacheView | None,
-        documents_BT: Tensor | None = None,
-    ) -> Tensor:
-        """The memory's contribution to the residual stream, shape BTC.
-
-        Args:
-            x_BTC: the normalized residual stream.
-            ngrams_BTX: what `embed_ngrams` gave for these tokens.
-            cache: what was read before, in decoding.
-            documents_BT: nothing is read of another document than the token's own.
-        """
-        ngrams_BTX = ngrams_BTX.to(x_BTC.dtype)
+    def forward(self, x_BTC: Tensor, context: ForwardContext) -> Tensor:
+        """The memory's contribution to the residual stream, which comes normalized, shape BTC."""
+        ngrams_BTX = context.ngram_embeddings[self.layer].to(x_BTC.dtype)
         score_BT1 = (x_BTC * norm(self.key(ngrams_BTX))).sum(-1, keepdim=True) * x_BTC.size(-1) ** -0.5
         gated_BTC = score_BT1.float().sigmoid().to(x_BTC.dtype) * self.value(ngrams_BTX)
-        return gated_BTC + F.silu(self._convolve(norm(gated_BTC), cache, documents_BT))
+        return gated_BTC + F.silu(self._convolve(norm(gated_BTC), context))
 
-    def _convolve(self, x_BTC: Tensor, cache: CacheView | None, documents_BT: Tensor | None) -> Tensor:
+    def _convolve(self, x_BTC: Tensor, context: ForwardContext) -> Tensor:
         """Each channel alone, over the token itself and every N-th before it (section 2.3)."""
-        rows_BSC = with_history(cache, self._gated, x_BTC, self.lookback)
+        rows_BSC = with_history(context.cache, self._gated, x_BTC, self.lookback)
         taps = self.taps.to(x_BTC.dtype)
         length = x_BTC.size(1)
         spread_BTC = torch.zeros_like(x_BTC)
         for tap in range(self.engram.kernel_size):
             distance = self.longest * tap
             first = self.lookback - distance
-            earlier_BTC = within_document(rows_BSC[:, first : first + length], documents_BT, distance)
+            earlier_BTC = within_document(rows_BSC[:, first : first + length], context.documents_BS, distance)
             spread_BTC = spread_BTC + taps[tap] * earlier_BTC
         return spread_BTC
 
@@ -157,14 +145,14 @@ class NgramBranch(nn.Module):
         """The last states."""
         return [KVCacheSpec(self._states, (self.taps.size(1),), self.lookback)]
 
-    def forward(self, x_BTC: Tensor, cache: CacheView | None, documents_BT: Tensor | None = None) -> Tensor:
-        """The branch's contribution to the residual stream, shape BTC."""
-        lookback, length = self.lookback, x_BTC.size(1)
-        rows_BSX = with_history(cache, self._states, self.reduce(x_BTC), lookback)
+    def forward(self, x_BTC: Tensor, context: ForwardContext) -> Tensor:
+        """The branch's contribution to the residual stream, which comes normalized, shape BTC."""
+        lookback, length, documents_BS = self.lookback, x_BTC.size(1), context.documents_BS
+        rows_BSX = with_history(context.cache, self._states, self.reduce(x_BTC), lookback)
         total: Tensor | None = None
         for order, taps in zip(self.orders, self.taps.to(x_BTC.dtype).split(list(self.orders)), strict=True):
             window = [
-                within_document(rows_BSX[:, lookback - back : lookback - back + length], documents_BT, back)
+                within_document(rows_BSX[:, lookback - back : lookback - back + length], documents_BS, back)
                 * taps[back]
                 for back in range(order)
             ]
