@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cpplm.core.errors import UserError
 from cpplm.model.config import ModelConfig
@@ -99,12 +99,9 @@ def _matches(name: str, targets: tuple[str, ...]) -> bool:
     return any(inner == target or inner.endswith(f".{target}") for target in targets)
 
 
-def _adapted(model: nn.Module) -> dict[str, LoraLinear]:
-    return {name: module for name, module in model.named_modules() if isinstance(module, LoraLinear)}
-
-
 def adapter_config(model: Transformer, settings: LoraSettings) -> dict[str, Any]:
     """The adapter of a model as PEFT's `LoraConfig` records it."""
+    adapted = [name for name, module in model.named_modules() if isinstance(module, LoraLinear)]
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -113,7 +110,7 @@ def adapter_config(model: Transformer, settings: LoraSettings) -> dict[str, Any]
         "lora_alpha": settings.lora_alpha,
         "lora_dropout": 0.0,
         "bias": "none",
-        "target_modules": sorted({name.split(".", 2)[2] for name in _adapted(model)}),
+        "target_modules": sorted({name.split(".", 2)[2] for name in adapted}),
         "inference_mode": True,
     }
 
