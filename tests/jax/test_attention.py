@@ -91,8 +91,6 @@ def test_a_window_means_the_same_everywhere(window: int | None) -> None:
 
 def test_a_window_of_the_whole_row_is_none() -> None:
     assert [left_window(w, 32) for w in (30, 31, 99, None)] == [30, None, None, None]
-    with pytest.raises(UserError, match="window of -1"):
-        left_window(-1, 32)
 
 
 @pytest.mark.parametrize("left", [None, 0, 40, 128, 200])

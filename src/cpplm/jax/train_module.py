@@ -6,7 +6,6 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -198,18 +197,13 @@ class JaxTrainModule(TrainModule):
 
 def _validation(step: TrainStep) -> Callable[[Params, Params, jax.Array, jax.Array], jax.Array]:
     mesh = step.mesh if step.mesh.size > 1 else None
-    function = partial(token_losses, config=step.config, run=step.run, mesh=mesh)
-
-    def rounded_losses(learning: Params, constants: Params, ids: jax.Array, targets: jax.Array) -> jax.Array:
-        return function({**step.round(learning, constants), **constants}, ids, targets)
-
-    compiled = jax.jit(rounded_losses, out_shardings=rows_sharding(step.mesh))
 
     def losses(learning: Params, constants: Params, ids: jax.Array, targets: jax.Array) -> jax.Array:
         with matmul_precision(step.run):
-            return compiled(learning, constants, ids, targets)
+            weights = {**step.round(learning, constants), **constants}
+            return token_losses(weights, ids, targets, step.config, step.run, mesh=mesh)
 
-    return losses
+    return jax.jit(losses, out_shardings=rows_sharding(step.mesh))
 
 
 def _tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:

@@ -14,22 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from cpplm.core.errors import UserError
-
 
 def left_window(window: int | None, length: int) -> int | None:
-    """Count the earlier tokens that are visible in a row of `length`; None where that is all of them.
-
-    Raises:
-        UserError: a negative window.
-    """
-    if window is None:
-        return None
-    if window < 0:
-        raise UserError(
-            f"an attention window of {window}", fix="Use 0 or more earlier tokens, or None for all."
-        )
-    return None if window >= length - 1 else window
+    """Count the earlier tokens that are visible in a row of `length`; None where that is all of them."""
+    return None if window is None or window >= length - 1 else window
 
 
 def attention_mask(length: int, window: int | None, document_ids: Array | None) -> Array:
