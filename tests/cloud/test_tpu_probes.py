@@ -15,7 +15,7 @@ import pytest
 from cpplm.cli import doctor as doctor_module
 from cpplm.cloud import tpu_probes
 from cpplm.cloud.tpu_probes import GIB, Machine
-from cpplm.cloud.troubleshooting import FAULTS, diagnose, troubleshooting_page
+from cpplm.cloud.troubleshooting import FAULTS, diagnose
 from tests.commands import assert_one_line_error, cpplm
 from tests.metadata_server import MetadataServer, metadata_server
 from tests.moto_bucket import moto_bucket
@@ -357,11 +357,8 @@ def test_a_bucket_is_tried_with_tpus_alone() -> None:
     assert_one_line_error(cpplm("doctor", "--bucket", "gs://bucket"), "--bucket is tried with --tpu alone")
 
 
-def test_the_page_is_that_of_the_table() -> None:
-    page = ROOT / "docs/tpu-troubleshooting.md"
-    assert page.read_text(encoding="utf-8") == troubleshooting_page(), (
-        "python -m cpplm.cloud.troubleshooting > docs/tpu-troubleshooting.md"
-    )
-    for fault in FAULTS:
-        assert f"| **{fault.name}** | {fault.symptom} |" in troubleshooting_page()
-        assert "|" not in fault.symptom + fault.looks + fault.fix
+def test_the_page_has_the_faults_of_the_table() -> None:
+    page = (ROOT / "docs/tpu-troubleshooting.md").read_text(encoding="utf-8")
+    rows = [row.strip("| ").split(" | ") for row in page.splitlines() if row.startswith("| **")]
+    assert [(row[0], row[-1]) for row in rows] == [(f"**{fault.name}**", fault.fix) for fault in FAULTS]
+    assert {len(row) for row in rows} == {4}
