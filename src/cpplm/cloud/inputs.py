@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,7 +45,7 @@ def add_inputs(spec: RunSpec, run: Storage) -> RunSpec:
     return replace(spec, tokenizer=run.path(stored))
 
 
-def fetch_corpus(spec: RunSpec, folder: Path, say: Callable[[str], None] = lambda _: None) -> str:
+def fetch_corpus(spec: RunSpec, folder: Path) -> str:
     """The corpus on this machine: its folder.
 
     Raises:
@@ -58,9 +57,8 @@ def fetch_corpus(spec: RunSpec, folder: Path, say: Callable[[str], None] = lambd
         return spec.corpus  # its shards are compared while training begins
     _, shards = read_manifest(corpus)
     here = Storage(folder, create=True)
-    for number, shard in enumerate(shards):
+    for shard in shards:
         if not (folder / shard.name).exists() or _digest(folder / shard.name) != shard.sha256:
-            say(f"shard {number + 1} of {len(shards)}")
             with here.open_write(shard.name) as file:
                 for chunk in corpus.chunks(shard.name):
                     file.write(chunk)

@@ -149,9 +149,8 @@ def read_recipe(path: Path, **changes: Any) -> RunSpec:
         raise UserError(f"{path}: {missing[0]} is missing", fix=f'Add {missing[0]} = "...".')
     if not is_bucket(values["run"]):
         values["run"] = str(Path(values["run"]).expanduser().resolve())
-    train = values.pop("train", {})
-    _check_train(train, str(path))
-    return replace(from_dict(RunSpec, values, where=str(path)), train=train)
+    _check_train(values.get("train", {}), str(path))
+    return from_dict(RunSpec, values, where=str(path))
 
 
 def _check_train(train: Any, where: str) -> None:
@@ -179,6 +178,4 @@ def read_spec(run: Storage) -> RunSpec:
     """
     if not run.exists(SPEC):
         raise UserError(f"{run.location} is no run of 'cpplm tpu run' (no {SPEC})", fix="Check the URL.")
-    values = run.read_json(SPEC)
-    train = values.pop("train", {})
-    return replace(from_dict(RunSpec, values, where=run.path(SPEC)), train=train)
+    return from_dict(RunSpec, run.read_json(SPEC), where=run.path(SPEC))

@@ -298,7 +298,7 @@ def _holders(machine: Machine) -> Iterator[str]:
 def _chips_here(slice_name: str) -> int:
     """Chips of one machine of a slice; 0 if it is not known."""
     try:
-        chips = parse_slice(slice_name.replace("v5litepod", "v5e")).chips
+        chips = parse_slice(slice_name).chips
     except UserError:
         return 0
     return chips if chips <= 8 else 4
