@@ -7,9 +7,8 @@ import random
 import pytest
 from preemption_cost import HOURS, deviation, grid, mean_outcome, simulate
 
+from cpplm.cloud.catalog import slice_type
 from cpplm.cloud.plan import Plan, PlanSettings, Preemptions, expect
-from cpplm.cloud.prices import hourly_price
-from cpplm.core.errors import UserError
 from tests.commands import assert_one_line_error, cpplm, reported
 
 
@@ -112,7 +111,5 @@ def test_what_is_no_plan_is_refused(flags: list[str], said: str) -> None:
 
 
 def test_prices_are_those_of_the_bill() -> None:
-    assert hourly_price("v6e", 4, spot=True) == pytest.approx(1.70)
-    assert hourly_price("v5e", 8, spot=False) == pytest.approx(6.12)
-    with pytest.raises(UserError, match="no price of v4"):
-        hourly_price("v4", 4, spot=True)
+    assert slice_type("v6e-4").price(spot=True) == pytest.approx(1.70)
+    assert slice_type("v5e-8").price(spot=False) == pytest.approx(6.12)

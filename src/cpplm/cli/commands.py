@@ -302,7 +302,7 @@ COMMANDS: dict[str, Command] = {
         function="cli.tpu_machines:create",
     ),
     "tpu list": Command(
-        "cloud.settings:ListSettings",
+        "cloud.settings:PlaceSettings",
         "the machines there are, and what they cost",
         "tpu list",
         function="cli.tpu_machines:list_nodes",
@@ -320,7 +320,7 @@ COMMANDS: dict[str, Command] = {
         function="cli.tpu_machines:stop",
     ),
     "tpu delete": Command(
-        "cloud.settings:DeleteSettings",
+        "cloud.settings:NodeSettings",
         "delete a machine",
         "tpu delete my-slice",
         function="cli.tpu_machines:delete",
@@ -333,14 +333,14 @@ COMMANDS: dict[str, Command] = {
         function="cli.tpu_machines:run",
     ),
     "tpu watch": Command(
-        "cloud.settings:WatchSettings",
+        "cloud.settings:RunPlaceSettings",
         "keep the machine of a run going: delete, create, resume",
         "tpu watch gs://my-bucket/runs/mine",
         resumes=True,
         function="cli.tpu_machines:watch",
     ),
     "tpu status": Command(
-        "cloud.settings:StatusSettings",
+        "cloud.settings:RunPlaceSettings",
         "how a run is doing, and what it has cost",
         "tpu status gs://my-bucket/runs/mine",
         function="cli.tpu_machines:status",

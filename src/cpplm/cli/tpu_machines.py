@@ -12,27 +12,28 @@ from typing import Any
 
 from cpplm.cli.report import Report, escape_control, text_table
 from cpplm.cloud.backend import Backend, CloudError, Node, NodeRequest, NodeState, find
-from cpplm.cloud.catalog import VERSIONS, check_zones, slice_type, slice_types
+from cpplm.cloud.catalog import PRICES_DATE, VERSIONS, check_zones, slice_type, slice_types
+from cpplm.cloud.cloud_tpu import CloudTpu
 from cpplm.cloud.inputs import add_inputs
+from cpplm.cloud.local import Local
 from cpplm.cloud.node import train_command
 from cpplm.cloud.plan import Plan, PlanSettings
-from cpplm.cloud.prices import PRICES_DATE
 from cpplm.cloud.settings import (
     CreateSettings,
-    DeleteSettings,
-    ListSettings,
     LogsSettings,
+    NodeSettings,
+    PlaceSettings,
     PriceSettings,
     RecipeSettings,
+    RunPlaceSettings,
     RunSettings,
     SkySettings,
     SshSettings,
-    StatusSettings,
     StopSettings,
     TypesSettings,
-    WatchSettings,
 )
 from cpplm.cloud.sky import sky_task
+from cpplm.cloud.slurm import Slurm
 from cpplm.cloud.spec import STOP, RunSpec, read_recipe, read_spec, write_spec
 from cpplm.cloud.startup import add_package
 from cpplm.cloud.watch import Watcher, read_state, read_timeline
@@ -92,16 +93,8 @@ def open_backend(name: str, project: str = "", options: tuple[str, ...] = ()) ->
         UserError: it cannot be used here.
     """
     if name == "cloud":
-        from cpplm.cloud.cloud_tpu import CloudTpu  # noqa: PLC0415  (each with its own needs)
-
         return CloudTpu(project)
-    if name == "slurm":
-        from cpplm.cloud.slurm import Slurm  # noqa: PLC0415
-
-        return Slurm(options)
-    from cpplm.cloud.local import Local  # noqa: PLC0415
-
-    return Local()
+    return Slurm(options) if name == "slurm" else Local()
 
 
 def _ask(request: Callable[[], Any]) -> Any:
@@ -128,7 +121,7 @@ def create(settings: CreateSettings) -> Report:
     return Report(text, {"name": settings.name, "price_per_hour": hourly})
 
 
-def list_nodes(settings: ListSettings) -> Report:
+def list_nodes(settings: PlaceSettings) -> Report:
     """The machines there are."""
     backend = open_backend(settings.backend, settings.project)
     nodes: list[Node] = _ask(backend.list)
@@ -178,7 +171,7 @@ def stop(settings: StopSettings) -> Report:
     return Report(f"{settings.name} is being stopped")
 
 
-def delete(settings: DeleteSettings) -> Report:
+def delete(settings: NodeSettings) -> Report:
     """Delete a machine."""
     backend = open_backend(settings.backend, settings.project)
     _ask(lambda: backend.delete(find(backend, settings.name, settings.zone)))
@@ -209,7 +202,7 @@ def run(settings: RunSettings) -> Report:
     return _watch(storage, backend)
 
 
-def watch(settings: WatchSettings) -> Report:
+def watch(settings: RunPlaceSettings) -> Report:
     """Keep the machine of a run going."""
     storage = Storage(settings.run)
     spec = read_spec(storage)
@@ -226,7 +219,7 @@ def _watch(run: Storage, backend: Backend) -> Report:
     return report
 
 
-def status(settings: StatusSettings) -> Report:
+def status(settings: RunPlaceSettings) -> Report:
     """State of a run, by what lies in its bucket."""
     run = Storage(settings.run)
     return _status(run, read_state(run))

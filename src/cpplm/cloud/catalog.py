@@ -1,6 +1,7 @@
 """Slices of v5e and v6e for rent: their zones, runtimes and prices, and versions that run there.
 
-Nothing here asks the cloud. Prices are those of `cpplm.cloud.prices`; a recipe can name its own.
+Nothing here asks the cloud. Prices are those of one project's bill in February 2026. Regions differ and spot
+prices move: before planning by them, look at https://cloud.google.com/tpu/pricing. A recipe can name its own.
 """
 
 from __future__ import annotations
@@ -8,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from cpplm.cloud.prices import hourly_price
 from cpplm.core.errors import UserError
 from cpplm.jax.tpu_specs import CHIPS, Slice, parse_slice
 
+PRICES_DATE = "2026-02"
 VERSIONS = {"Python": "3.11 or 3.12", "jax": "0.10.2", "libtpu": "0.0.42.1"}
 """Versions that a slice's machines need, see `cpplm[tpu]` in pyproject.toml."""
 
@@ -27,15 +28,19 @@ class Generation:
     """Image of the machines."""
     zones: tuple[str, ...]
     """Zones in which users got slices of it."""
+    on_demand: float
+    """US dollars per chip and hour."""
+    spot: float
 
 
 GENERATIONS = {
     each.name: each
     for each in (
         Generation("v5e", "v5litepod", "v2-alpha-tpuv5-lite",
-                   ("us-west4-a", "us-central1-a", "europe-west4-a")),
+                   ("us-west4-a", "us-central1-a", "europe-west4-a"), on_demand=6.12 / 8, spot=2.04 / 8),
         Generation("v6e", "v6e", "v2-alpha-tpuv6e",
-                   ("asia-northeast1-b", "us-east5-b", "us-central2-b", "europe-west4-a")),
+                   ("asia-northeast1-b", "us-east5-b", "us-central2-b", "europe-west4-a"),
+                   on_demand=5.10 / 4, spot=1.70 / 4),
     )
 }  # fmt: skip
 
@@ -59,7 +64,7 @@ class SliceType:
 
     def price(self, *, spot: bool) -> float:
         """Dollars per hour."""
-        return hourly_price(self.generation.name, self.slice.chips, spot=spot)
+        return self.slice.chips * (self.generation.spot if spot else self.generation.on_demand)
 
     def figures(self) -> dict[str, Any]:
         """All about it, for tables and programs."""

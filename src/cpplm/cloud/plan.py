@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 
-from cpplm.cloud.prices import PRICES_DATE, hourly_price
+from cpplm.cloud.catalog import GENERATIONS, PRICES_DATE, slice_type
 from cpplm.core.errors import UserError
 from cpplm.jax.tpu_specs import parse_slice
 
@@ -170,4 +170,8 @@ def _price(settings: PlanSettings, *, spot: bool) -> float:
     """Dollars per hour of the slice."""
     slice_ = parse_slice(settings.type)
     given = settings.spot_price if spot else settings.on_demand_price
-    return slice_.chips * given if given > 0 else hourly_price(slice_.chip.name, slice_.chips, spot=spot)
+    if given > 0:
+        return slice_.chips * given
+    if slice_.chip.name not in GENERATIONS:
+        raise UserError(f"no price of {slice_.chip.name} is known", fix=f"Known: {', '.join(GENERATIONS)}.")
+    return slice_type(settings.type).price(spot=spot)

@@ -50,7 +50,7 @@ class PriceSettings:
 
 @dataclass(frozen=True)
 class PlaceSettings:
-    """Settings of a command that asks where machines are."""
+    """Settings of `cpplm tpu list`, and of a command about machines there."""
 
     backend: BackendName = "cloud"
     """Cloud TPU, Slurm, or processes of this machine."""
@@ -76,24 +76,14 @@ class CreateSettings:
     """Of Google Cloud (empty = that of the credentials)."""
 
 
-@dataclass(frozen=True)
-class ListSettings(PlaceSettings):
-    """Settings of `cpplm tpu list`."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class NodeSettings(PlaceSettings):
-    """Settings of a command about one machine."""
+    """Settings of `cpplm tpu delete`, and of another command about one machine."""
 
     name: Annotated[str, Argument("NAME", positional=True)]
     """Of the machine, as 'cpplm tpu list' shows it."""
     zone: str = ""
     """Its zone, if several have the name."""
-
-
-@dataclass(frozen=True)
-class DeleteSettings(NodeSettings):
-    """Settings of `cpplm tpu delete`."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +119,7 @@ class StopSettings(PlaceSettings):
 
 @dataclass(frozen=True)
 class RunPlaceSettings:
-    """Settings of a command about one run."""
+    """Settings of `cpplm tpu status` and `cpplm tpu watch`, and of another command about one run."""
 
     run: Annotated[str, Argument("RUN", positional=True)]
     """Bucket URL or folder of the run."""
@@ -140,11 +130,6 @@ class RunPlaceSettings:
 
 
 @dataclass(frozen=True)
-class StatusSettings(RunPlaceSettings):
-    """Settings of `cpplm tpu status`."""
-
-
-@dataclass(frozen=True)
 class LogsSettings(RunPlaceSettings):
     """Settings of `cpplm tpu logs`."""
 
@@ -152,11 +137,6 @@ class LogsSettings(RunPlaceSettings):
     """Number of the attempt (machine) whose log is shown (-1 = the last)."""
     lines: int = 40
     """Number of lines to show, from the end of the log."""
-
-
-@dataclass(frozen=True)
-class WatchSettings(RunPlaceSettings):
-    """Settings of `cpplm tpu watch`."""
 
 
 @dataclass(frozen=True)
