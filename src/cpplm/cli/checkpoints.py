@@ -1,4 +1,4 @@
-"""`cpplm checkpoints list|verify`, which need no torch; `import_checkpoint.py` has the verb that does."""
+"""`cpplm checkpoints list|verify|import`, the last of which alone needs torch."""
 
 from __future__ import annotations
 
@@ -116,4 +116,18 @@ def verify(settings: VerifySettings) -> Report:
     return Report(
         f"{pluralize(len(sound), 'checkpoint')}, {size / 1e6:,.1f} MB: every file is as it was saved",
         {"location": storage.location, "steps": [checkpoint.step for checkpoint in sound], "bytes": size},
+    )
+
+
+def import_checkpoint(settings: ImportSettings) -> Report:
+    """Turn a checkpoint of nanochat into ours."""
+    from cpplm.train.checkpoint.import_nanochat import import_nanochat  # noqa: PLC0415  (which needs torch)
+
+    step = None if settings.step < 0 else settings.step
+    stage = None if settings.stage == "auto" else settings.stage
+    tokenizer = Tokenizer.load(settings.tokenizer)
+    imported = import_nanochat(settings.source, settings.out, tokenizer, step, stage)
+    return Report(
+        f"step {imported.step}, {imported.stage} model: {imported.size / 1e6:,.1f} MB in {imported.path()}",
+        {"step": imported.step, "stage": imported.stage, "path": imported.path(), "bytes": imported.size},
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 
@@ -16,7 +17,8 @@ class Command(NamedTuple):
     stops_at_once: bool = False
     """A signal to stop ends it within two seconds, unless it has something to save (`core.shutdown`)."""
     function: str = ""
-    """Its name as that of the settings class; unless given, that of `runs page` is `cli.runs:page`."""
+    """Its name as that of the settings class; unless given, that of `runs page` is `cli.runs:page`, that of
+    `compress cache stat` is `cli.compress:cache_stat`."""
 
 
 COMMANDS: dict[str, Command] = {
@@ -187,19 +189,16 @@ COMMANDS: dict[str, Command] = {
         "write a teacher's likeliest tokens for rows of training",
         "compress cache build runs/demo/corpus --teacher runs/demo/run --out runs/cache",
         resumes=True,
-        function="cli.compress:build_cache",
     ),
     "compress cache verify": Command(
         "compress.kd.settings:CacheSettings",
         "compare every shard of a cache with its hash",
         "compress cache verify runs/cache",
-        function="cli.compress:verify_cache",
     ),
     "compress cache stat": Command(
         "compress.kd.settings:CacheSettings",
         "size of a cache, and how much of the teacher it holds",
         "compress cache stat runs/cache",
-        function="cli.compress:cache_statistics",
     ),
     "serve": Command(
         "serve.settings:ServeSettings",
@@ -242,13 +241,12 @@ COMMANDS: dict[str, Command] = {
         "cli.checkpoints:ImportSettings",
         "a model trained by nanochat",
         "checkpoints import nanochat/base_checkpoints/d12 --tokenizer tokenizer.json --out runs/imported",
-        function="cli.import_checkpoint:import_checkpoint",
+        function="cli.checkpoints:import_checkpoint",
     ),
     "tpu plan": Command(
         "cloud.plan:PlanSettings",
         "what a run costs on spot machines and on demand, and how often to save",
         "tpu plan --hours 48 --type v6e-8 --mean_hours 6",
-        function="cli.tpu_machines:plan",
     ),
     "sweep": Command(
         "sweep.settings:SweepSettings",
@@ -271,91 +269,81 @@ COMMANDS: dict[str, Command] = {
         "sweep.settings:WandbAgentSettings",
         "run the trials that a Weights & Biases sweep hands out",
         "sweep wandb-agent my-project/0a1b2c3d --recipe recipes/sweep.toml",
-        function="cli.sweep:wandb_agent",
     ),
     "tpu check": Command(
         "jax.check_settings:CheckSettings",
         "compile the training step for TPUs that are not here: does it fit?",
         "tpu check v5e-8 --depth 16",
+        function="cli.tpu_step:check",
     ),
     "tpu bench": Command(
         "jax.check_settings:BenchSettings",
         "tokens per second of the training step on the devices here",
         "tpu bench --depth 12 --max_seq_len 2048",
+        function="cli.tpu_step:bench",
     ),
     "tpu types": Command(
         "cloud.settings:TypesSettings",
         "slices of TPUs that can be rented: chips, zones, runtimes, prices",
         "tpu types",
-        function="cli.tpu_machines:types",
     ),
     "tpu price": Command(
         "cloud.settings:PriceSettings",
         "what a slice costs, on demand and spot",
         "tpu price v6e-4 --hours 24",
-        function="cli.tpu_machines:price",
     ),
     "tpu create": Command(
         "cloud.settings:CreateSettings",
         "ask for a machine, for use by hand",
         "tpu create my-slice --type v6e-4 --zone us-east5-b --spot",
-        function="cli.tpu_machines:create",
     ),
     "tpu list": Command(
         "cloud.settings:PlaceSettings",
         "the machines there are, and what they cost",
         "tpu list",
-        function="cli.tpu_machines:list_nodes",
+        function="cli.tpu:list_nodes",
     ),
     "tpu ssh": Command(
         "cloud.settings:SshSettings",
         "a shell on a machine",
         "tpu ssh my-slice",
-        function="cli.tpu_machines:ssh",
     ),
     "tpu stop": Command(
         "cloud.settings:StopSettings",
         "stop a machine, or end a run",
         "tpu stop --run gs://my-bucket/runs/mine",
-        function="cli.tpu_machines:stop",
     ),
     "tpu delete": Command(
         "cloud.settings:NodeSettings",
         "delete a machine",
         "tpu delete my-slice",
-        function="cli.tpu_machines:delete",
     ),
     "tpu run": Command(
         "cloud.settings:RunSettings",
         "a training run from a recipe to its end, on machines that come and go",
         "tpu run --recipe spot.toml --spot --max_cost 50",
         resumes=True,
-        function="cli.tpu_machines:run",
     ),
     "tpu watch": Command(
         "cloud.settings:RunPlaceSettings",
         "keep the machine of a run going: delete, create, resume",
         "tpu watch gs://my-bucket/runs/mine",
         resumes=True,
-        function="cli.tpu_machines:watch",
     ),
     "tpu status": Command(
         "cloud.settings:RunPlaceSettings",
         "how a run is doing, and what it has cost",
         "tpu status gs://my-bucket/runs/mine",
-        function="cli.tpu_machines:status",
     ),
     "tpu logs": Command(
         "cloud.settings:LogsSettings",
         "what the machine of a run wrote",
         "tpu logs gs://my-bucket/runs/mine",
-        function="cli.tpu_machines:logs",
     ),
     "tpu sky": Command(
         "cloud.settings:SkySettings",
         "write a task for SkyPilot, a managed spot job",
         "tpu sky --recipe spot.toml --spot --out sky.yaml",
-        function="cli.tpu_machines:sky",
     ),
     "doctor": Command(
         "cloud.settings:DoctorSettings",
@@ -374,4 +362,4 @@ COMMANDS: dict[str, Command] = {
 def function_of(name: str) -> str:
     """The function of a command, as module:name below cpplm."""
     first, _, verb = name.partition(" ")
-    return COMMANDS[name].function or f"cli.{first}:{verb or first}"
+    return COMMANDS[name].function or f"cli.{first}:{re.sub('[ -]', '_', verb or first)}"

@@ -9,7 +9,7 @@ from cpplm.compress.compare import page_values, records, table
 from cpplm.compress.hf import quantize_hf
 from cpplm.compress.hf_compare import compare_hf
 from cpplm.compress.hf_qat import train_hf_quantized
-from cpplm.compress.kd.build import build_cache as write_cache
+from cpplm.compress.kd.build import build_cache
 from cpplm.compress.kd.cache import KDCache
 from cpplm.compress.kd.settings import CacheBuildSettings, CacheSettings
 from cpplm.compress.kd.stats import cache_figures
@@ -57,9 +57,9 @@ def compare(settings: CompareSettings) -> Report:
     return Report(table(results), {"models": records(results)})
 
 
-def build_cache(settings: CacheBuildSettings) -> Report:
+def cache_build(settings: CacheBuildSettings) -> Report:
     """Run a teacher over a corpus."""
-    manifest = write_cache(settings)
+    manifest = build_cache(settings)
     size = sum(shard.bytes for shard in manifest.shards)
     return Report(
         f"{manifest.tokens:,} tokens in {settings.out}: {size / 1e6:,.1f} MB, "
@@ -68,7 +68,7 @@ def build_cache(settings: CacheBuildSettings) -> Report:
     )
 
 
-def verify_cache(settings: CacheSettings) -> Report:
+def cache_verify(settings: CacheSettings) -> Report:
     """Compare every shard with its hash.
 
     Raises:
@@ -81,7 +81,7 @@ def verify_cache(settings: CacheSettings) -> Report:
     return Report(f"{pluralize(shards, 'shard')} verified", {"shards": shards})
 
 
-def cache_statistics(settings: CacheSettings) -> Report:
+def cache_stat(settings: CacheSettings) -> Report:
     """Figures of a cache."""
     figures = cache_figures(KDCache.open(settings.cache))
     return Report(
