@@ -1,4 +1,4 @@
-"""A Google metadata server on the loopback: values by path, requests that wait for a change."""
+"""A Google metadata server on the loopback: values by path."""
 
 import threading
 import time
@@ -17,14 +17,10 @@ class MetadataServer:
         self.requests: list[str] = []
         self.clock_skew = 0.0
         self.flavor = "Google"
-        self.changed = threading.Condition()
-        self.closed = False
         self.host = ""
 
     def set(self, path: str, value: str) -> None:
-        with self.changed:
-            self.values[path] = value
-            self.changed.notify_all()
+        self.values[path] = value
 
 
 @contextmanager
@@ -37,9 +33,6 @@ def metadata_server() -> Iterator[MetadataServer]:
     try:
         yield fake
     finally:
-        with fake.changed:
-            fake.closed = True
-            fake.changed.notify_all()
         server.shutdown()
         server.server_close()
 
@@ -58,25 +51,15 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        fake, url = self.fake, urllib.parse.urlsplit(self.path)
-        path = url.path.removeprefix("/computeMetadata/v1/")
-        query = dict(urllib.parse.parse_qsl(url.query))
-        with fake.changed:
-            fake.requests.append(self.path)
-            if query.get("wait_for_change") == "true":
-                seen, limit = query.get("last_etag"), float(query.get("timeout_sec", "3600"))
-                fake.changed.wait_for(lambda: fake.closed or _tag(fake.values.get(path, "")) != seen, limit)
-            value = fake.values.get(path)
+        fake = self.fake
+        path = urllib.parse.urlsplit(self.path).path.removeprefix("/computeMetadata/v1/")
+        fake.requests.append(self.path)
+        value = fake.values.get(path)
         asked_right = self.headers.get("Metadata-Flavor") == "Google"
         body = (value or "").encode()
         self.send_response_only(403 if not asked_right else 404 if value is None else 200)
         self.send_header("Date", formatdate(time.time() + fake.clock_skew, usegmt=True))
         self.send_header("Metadata-Flavor", fake.flavor)
-        self.send_header("ETag", _tag(value or ""))
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
-
-
-def _tag(value: str) -> str:
-    return f"{abs(hash(value)):x}"
