@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from cpplm.cloud.cloud_tpu import ENDPOINT
-from cpplm.cloud.watch import read_timeline
 from cpplm.core.heartbeat import read_heartbeat
 from cpplm.core.run_log import read_run_log
 from cpplm.core.storage import Storage
 from cpplm.train.checkpoint.format import open_checkpoint
+from cpplm.train.report.machine_timeline import read_timeline
 from tests.cloud.fake_tpu import FakeTpu, fake_tpu
 from tests.moto_bucket import environment, serve_moto
 

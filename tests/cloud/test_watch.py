@@ -9,9 +9,10 @@ import pytest
 
 from cpplm.cloud.backend import CloudError, Fault, Node, NodeRequest, NodeState
 from cpplm.cloud.spec import STOP, RunSpec, write_spec
-from cpplm.cloud.watch import Watcher, read_state, read_timeline
+from cpplm.cloud.watch import Watcher, read_state
 from cpplm.core.errors import UserError
 from cpplm.core.storage import Storage
+from cpplm.train.report.machine_timeline import read_timeline
 from tests.train.checkpoints import save
 
 

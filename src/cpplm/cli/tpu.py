@@ -36,7 +36,7 @@ from cpplm.cloud.sky import sky_task
 from cpplm.cloud.slurm import Slurm
 from cpplm.cloud.spec import STOP, RunSpec, read_recipe, read_spec, write_spec
 from cpplm.cloud.startup import add_package
-from cpplm.cloud.watch import Watcher, read_state, read_timeline
+from cpplm.cloud.watch import Watcher, read_state
 from cpplm.cloud.watch_state import WatchState
 from cpplm.core.errors import UserError
 from cpplm.core.heartbeat import read_heartbeat
@@ -44,7 +44,7 @@ from cpplm.core.settings import from_command_line
 from cpplm.core.storage import Storage
 from cpplm.core.text import pluralize
 from cpplm.train.checkpoint.format import committed_steps
-from cpplm.train.report.machine_timeline import PARTS, recoveries
+from cpplm.train.report.machine_timeline import PARTS, read_timeline, recoveries
 from cpplm.train.settings import TrainSettings
 
 

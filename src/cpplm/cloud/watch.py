@@ -32,7 +32,7 @@ from cpplm.core.progress import log_info
 from cpplm.core.settings import from_dict, to_dict
 from cpplm.core.storage import Storage
 from cpplm.train.checkpoint.format import committed_steps
-from cpplm.train.report.machine_timeline import TIMELINE
+from cpplm.train.report.machine_timeline import TIMELINE, read_timeline
 
 LEASE = "watcher/lease"
 RENEWED = "watcher/renewed.json"
@@ -64,7 +64,7 @@ class Watcher:
         self.state = WatchState()
         self._events: list[dict[str, Any]] | None = None
         """The time line, once it is read."""
-        self._shown: dict[str, Any] = {}
+        self._last: dict[tuple[str, str], dict[str, Any]] = {}
 
     def watch(self) -> WatchState:
         """Until the run needs no machine any more."""
@@ -133,7 +133,7 @@ class Watcher:
         """Go on from what the watcher before remembered."""
         self.state = read_state(self._run)
         events = read_timeline(self._run)
-        self._shown = {}
+        self._last = {}
         for event in events:
             self._remember(event)
         self._events = events
@@ -206,7 +206,7 @@ class Watcher:
 
     def _delete(self, action: Delete, desired: Desired) -> None:
         node = action.node
-        if self._shown.get(f"delete {node.name}") != action.reason:
+        if self._last_of("delete", node.name).get("reason") != action.reason:
             about = {"attempt": node.attempt, "node": node.name, "reason": action.reason}
             self._log("delete", f"deleting {node.name}: {action.reason}", **about)
         fault, error = _answer(lambda: self._backend.delete(node))
@@ -233,43 +233,36 @@ class Watcher:
 
     def _remember(self, event: dict[str, Any]) -> None:
         """Note an event that was logged, so that it is logged once, by whichever watcher."""
-        kind = event["event"]
-        if kind == "node":
-            self._shown[f"node {event['node']}"] = (event["state"], event["attempt"])
-        elif kind == "gone":
-            self._shown.pop(f"node {event['node']}", None)
-        elif kind == "heartbeat":
-            self._shown[kind] = (event["attempt"], event["state"])
-        elif kind == "first_step":
-            self._shown[kind] = event["attempt"]
-        elif kind == "checkpoint":
-            self._shown[kind] = event["step"]
-        elif kind == "delete":
-            self._shown[f"delete {event['node']}"] = event["reason"]
-        elif kind == "fault":
-            self._shown["listing"] = event.get("listing", self._shown.get("listing", ""))
+        kind = "node" if event["event"] == "gone" else event["event"]
+        about = kind, event.get("node", "")
+        self._last[about] = self._last.get(about, {}) | event  # not each fault is one of the listing
+
+    def _last_of(self, kind: str, node: str = "") -> dict[str, Any]:
+        """The last event of a kind, of those about a machine that of this one; empty if there was none."""
+        return self._last.get((kind, node), {})
 
     def _log_changes(self, state: WatchState, observed: Observed, error: str) -> None:
         if observed.nodes is None:
-            if self._shown.get("listing") != str(observed.fault):
+            if self._last_of("fault").get("listing") != observed.fault:
                 self._log(
                     "fault", f"the listing failed: {observed.fault}: {error}", listing=str(observed.fault)
                 )
             return
-        if self._shown.get("listing"):
+        if self._last_of("fault").get("listing"):
             self._log("fault", "the listing works again", listing="")
         self._log_nodes(observed.nodes)
         beat = observed.heartbeat
         if beat is not None and beat.attempt == state.attempt:
             about = {"attempt": beat.attempt, "step": beat.step}
-            if self._shown.get("heartbeat") != (beat.attempt, beat.state):
+            shown = self._last_of("heartbeat")
+            if (shown.get("attempt"), shown.get("state")) != (beat.attempt, beat.state):
                 said = f": {beat.message}" if beat.message else ""
                 at = f", step {beat.step:,}" if beat.step else ""
                 self._log("heartbeat", f"{beat.state}{at}{said}", state=beat.state, **about)
             made = beat.step > max(0, state.start_step) and beat.state not in ("setup", "compiling")
-            if made and self._shown.get("first_step") != beat.attempt:
+            if made and self._last_of("first_step").get("attempt") != beat.attempt:
                 self._log("first_step", f"first new step: {beat.step:,}", **about)
-        if observed.step > self._shown.get("checkpoint", -1):
+        if observed.step > self._last_of("checkpoint").get("step", -1):
             self._log(
                 "checkpoint",
                 f"checkpoint of step {observed.step:,}",
@@ -279,28 +272,15 @@ class Watcher:
 
     def _log_nodes(self, nodes: tuple[Node, ...]) -> None:
         for node in nodes:
-            if self._shown.get(f"node {node.name}", ("", 0))[0] != node.state:
+            shown = self._last_of("node", node.name)
+            if shown.get("event") != "node" or shown["state"] != node.state:
                 said = f": {node.message}" if node.message else ""
                 self._log("node", f"{node.name} is {node.state}{said}", node=node.name, state=str(node.state),
                           attempt=node.attempt, zone=node.zone)  # fmt: skip
-        names = {f"node {node.name}" for node in nodes}
-        for key in [key for key in self._shown if key.startswith("node ") and key not in names]:
-            name, (_, attempt) = key.removeprefix("node "), self._shown[key]
-            self._log("gone", f"{name} is gone", node=name, attempt=attempt)
-
-
-def read_timeline(run: Storage) -> list[dict[str, Any]]:
-    """All events of RUN/watcher/timeline.jsonl (`cpplm.train.report.machine_timeline`), oldest first.
-
-    Raises:
-        UserError: the bucket cannot be read, or something else lies there.
-    """
-    if not run.exists(TIMELINE):
-        return []
-    try:
-        return [json.loads(line) for line in run.read(TIMELINE).splitlines()]
-    except ValueError as error:
-        raise UserError(f"{run.path(TIMELINE)} is no time line: {error}", fix="Delete it.") from error
+        names = {node.name for node in nodes}
+        for event in list(self._last.values()):
+            if event["event"] == "node" and event["node"] not in names:
+                self._log("gone", f"{event['node']} is gone", node=event["node"], attempt=event["attempt"])
 
 
 def read_state(run: Storage) -> WatchState:

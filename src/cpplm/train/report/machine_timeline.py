@@ -23,6 +23,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from cpplm.core.errors import UserError
+from cpplm.core.storage import Storage
+
 TIMELINE = "watcher/timeline.jsonl"
 Event = dict[str, Any]
 PARTS = ("deleted", "created", "set up", "first step")
@@ -36,15 +39,23 @@ _COLORS = {
 _BAD = ("preempted", "suspended", "failed", "stopped")
 
 
-def read_events(folder: Path) -> list[Event]:
-    """The events of a run folder; none where no watcher wrote any."""
-    path = folder / TIMELINE
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+def read_timeline(run: Storage) -> list[Event]:
+    """All events of RUN/watcher/timeline.jsonl, oldest first.
+
+    Raises:
+        UserError: the bucket cannot be read, or something else lies there.
+    """
+    if not run.exists(TIMELINE):
+        return []
+    try:
+        return [json.loads(line) for line in run.read(TIMELINE).splitlines()]
+    except ValueError as error:
+        raise UserError(f"{run.path(TIMELINE)} is no time line: {error}", fix="Delete it.") from error
 
 
 def machines_view(folder: Path) -> dict[str, Any]:
     """The run page's picture of the machines; empty where there were none."""
-    events = read_events(folder)
+    events = read_timeline(Storage(folder))
     return {"picture": draw(events), "parts": PARTS, "recoveries": recoveries(events)}
 
 
