@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from cpplm.core.errors import UserError
+from cpplm.core.settings import from_dict
 from cpplm.core.storage import Storage
 
 HEARTBEAT = "heartbeat.json"
@@ -50,16 +50,4 @@ def read_heartbeat(run: Storage) -> Heartbeat | None:
     """
     if not run.exists(HEARTBEAT):
         return None
-    values = run.read_json(HEARTBEAT)
-    try:
-        return Heartbeat(
-            attempt=int(values["attempt"]),
-            state=str(values["state"]),
-            step=int(values["step"]),
-            time=float(values["time"]),
-            loss=values.get("loss"),
-            tokens_per_second=values.get("tokens_per_second"),
-            message=str(values.get("message", "")),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{run.path(HEARTBEAT)} is no heartbeat", fix="Delete it.") from error
+    return from_dict(Heartbeat, run.read_json(HEARTBEAT), where=run.path(HEARTBEAT))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, unquote
 
-from cpplm.core.errors import UserError
+from cpplm.core.errors import UserError, import_extra
 from cpplm.core.progress import log_info
 
 if TYPE_CHECKING:
@@ -255,15 +255,11 @@ def _connect() -> HfApi:
     Raises:
         UserError: the library is not installed.
     """
-    try:
-        from huggingface_hub import HfApi, get_session  # noqa: PLC0415  (an extra)
-        from huggingface_hub.utils.tqdm import disable_progress_bars  # noqa: PLC0415
-    except ImportError as error:
-        raise UserError(f"the hub needs a package: {error}", fix="pip install 'cpplm[hub]'") from error
-    disable_progress_bars()
+    library = import_extra("huggingface_hub", "the hub needs", "hub")
+    import_extra("huggingface_hub.utils", "the hub needs", "hub").disable_progress_bars()
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    get_session().timeout = TIMEOUT
-    return HfApi()
+    library.get_session().timeout = TIMEOUT
+    return library.HfApi()
 
 
 def _try(call: Callable[[], _Value], where: str, action: str = "read") -> _Value:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from cpplm.core.errors import UserError
+from cpplm.core.settings import from_dict
 from cpplm.core.storage import Storage
 
 if TYPE_CHECKING:
@@ -101,17 +102,9 @@ def open_lease(storage: Storage, attempt: int, *, folder: str = LEASE_FOLDER) ->
     Raises:
         UserError: nobody has claimed it, or its object cannot be read.
     """
-    values = storage.read_json(_name(folder, attempt))
-    try:
-        return Lease(
-            int(values["attempt"]),
-            str(values["owner"]),
-            float(values["created"]),
-            str(values["token"]),
-            folder,
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{storage.path(_name(folder, attempt))} is no record of an attempt") from error
+    name = _name(folder, attempt)
+    lease = from_dict(Lease, storage.read_json(name), where=storage.path(name))
+    return dataclasses.replace(lease, folder=folder)
 
 
 class FencedStorage(Storage):
