@@ -261,7 +261,7 @@ COMMANDS: dict[str, Command] = {
         resumes=True,
     ),
     "sweep show": Command(
-        "sweep.settings:ShowSettings",
+        "sweep.settings:WorkerSettings",
         "the trials of a sweep, the best first",
         "sweep show runs/sweep",
     ),

@@ -10,7 +10,7 @@ from cpplm.cli.report import Report, text_table
 from cpplm.core.text import pluralize
 from cpplm.sweep.page import ranked_trials, short_value, sweep_figures, write_sweep_page
 from cpplm.sweep.recipe import SweepRecipe
-from cpplm.sweep.settings import ShowSettings, SweepSettings, WandbAgentSettings, WorkerSettings
+from cpplm.sweep.settings import SweepSettings, WandbAgentSettings, WorkerSettings
 from cpplm.sweep.study import begin_sweep, find_sweep, open_study, storage_errors
 from cpplm.sweep.wandb_agent import run_agent
 from cpplm.sweep.worker import Worker
@@ -30,7 +30,7 @@ def worker(settings: WorkerSettings) -> Report:
     return _work(open_study(recipe, folder), recipe, folder)
 
 
-def show(settings: ShowSettings) -> Report:
+def show(settings: WorkerSettings) -> Report:
     """The trials so far."""
     recipe, folder = find_sweep(settings.sweep)
     return _report(open_study(recipe, folder), recipe, folder)

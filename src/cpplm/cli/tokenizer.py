@@ -11,10 +11,11 @@ from typing import Annotated, Any, Literal
 from cpplm.cli.report import Report
 from cpplm.core.errors import UserError
 from cpplm.core.settings import Argument
+from cpplm.core.shards import ShardReader
 from cpplm.core.storage import Storage
 from cpplm.core.text import pluralize
 from cpplm.corpus.ingest.raw_files import find_batches
-from cpplm.tokenizer.benchmark import TokenizerBenchmarkSettings, benchmark_tokenizer, validation_texts
+from cpplm.tokenizer.benchmark import TokenizerBenchmarkSettings, benchmark_tokenizer
 from cpplm.tokenizer.conversations import render_conversation
 from cpplm.tokenizer.export import export_hf
 from cpplm.tokenizer.tokenizer import Tokenizer
@@ -87,7 +88,7 @@ def evaluate(settings: TokenizerBenchmarkSettings) -> Report:
     """Bytes per token by project, and speed."""
     tokenizer = Tokenizer.load(settings.tokenizer)
     if settings.projects_dir is None:
-        texts = validation_texts(settings.data_dir)
+        texts = [(project, text.encode()) for project, text in ShardReader(settings.data_dir).texts("val")]
     else:
         batches, _ = find_batches(settings.projects_dir, sys.maxsize, prose=False)
         texts = [text for batch in batches for text in batch.texts()]

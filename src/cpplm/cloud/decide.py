@@ -115,7 +115,7 @@ def decide(  # noqa: PLR0911  (a rule each, in their order)
     others = [node for node in observed.nodes if node.attempt != state.attempt]
     for node in others:
         if node.state is not NodeState.DELETING:
-            return _unless_early(state, Delete(node, "of another attempt"), desired, now)
+            return _unless_early(state, Delete(node, "of another attempt"), now)
     present = current_node(state, observed)
     if state.outcome:
         return _wind_up(state, present, others, desired, now)
@@ -123,7 +123,7 @@ def decide(  # noqa: PLR0911  (a rule each, in their order)
         reason = _trouble(state, present, observed.heartbeat, desired, now)
         if reason is None:
             return Wait(desired.poll_seconds, "deleting" if state.deleted else "")
-        return _unless_early(state, reason, desired, now)
+        return _unless_early(state, reason, now)
     if others:
         return Wait(desired.poll_seconds, "an earlier machine is being deleted")
     return _next_machine(state, desired, now)
@@ -134,13 +134,13 @@ def _wind_up(
 ) -> Action:
     """The end: no machine may be left, not even one that was asked for without an answer."""
     if node is not None and not _is_going(state, node, now):
-        return _unless_early(state, Delete(node, state.outcome), desired, now)
+        return _unless_early(state, Delete(node, state.outcome), now)
     if node is not None or others or (state.phase is Phase.MADE and not state.listed):
         return Wait(desired.poll_seconds, "deleting")
     if (
         state.phase is Phase.REQUESTED
     ):  # it may be on its way: ask again until that is certain, then delete it
-        return _unless_early(state, Create(state.attempt, state.zone), desired, now)
+        return _unless_early(state, Create(state.attempt, state.zone), now)
     return Finish(state.outcome, state.message)
 
 
@@ -156,12 +156,12 @@ def _next_machine(state: WatchState, desired: Desired, now: float) -> Action:
     if len(recent) >= desired.max_creates_per_hour:
         return Wait(min(recent) + HOUR - now, f"{len(recent)} machines were asked for within the hour")
     if state.phase is Phase.REQUESTED:
-        return _unless_early(state, Create(state.attempt, state.zone), desired, now)
+        return _unless_early(state, Create(state.attempt, state.zone), now)
     zone = desired.zones[state.zone_index % len(desired.zones)]
-    return _unless_early(state, Create(0, zone), desired, now)
+    return _unless_early(state, Create(0, zone), now)
 
 
-def _unless_early(state: WatchState, action: Create | Delete, desired: Desired, now: float) -> Action:
+def _unless_early(state: WatchState, action: Create | Delete, now: float) -> Action:
     if now < state.not_before:
         return Wait(state.not_before - now, "after a fault")
     return action

@@ -28,7 +28,7 @@ class SweepSettings:
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """One more worker of a sweep, on this machine or another one."""
+    """Settings of `cpplm sweep worker` and `cpplm sweep show`."""
 
     sweep: Annotated[Path, Argument("SWEEP", positional=True)]
     """Folder of the sweep, or a file in it."""
@@ -36,11 +36,6 @@ class WorkerSettings:
     def check_paths(self) -> None:
         """Refuse a sweep that is not there."""
         require_path(self.sweep)
-
-
-@dataclass(frozen=True)
-class ShowSettings(WorkerSettings):
-    """The trials of a sweep."""
 
 
 @dataclass(frozen=True)

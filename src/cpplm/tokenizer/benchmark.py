@@ -11,7 +11,6 @@ from typing import Annotated
 
 from cpplm.core.errors import UserError
 from cpplm.core.settings import Argument
-from cpplm.core.shards import ShardReader
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 
@@ -54,15 +53,6 @@ class TokenizerBenchmark:
     megabytes_per_second: dict[int, float]
     documents: int
     bytes: int
-
-
-def validation_texts(data_dir: str) -> list[tuple[str, bytes]]:
-    """The validation documents of a corpus, as (project, text).
-
-    Raises:
-        UserError: no corpus there.
-    """
-    return [(project, text.encode()) for project, text in ShardReader(data_dir).texts("val")]
 
 
 def benchmark_tokenizer(

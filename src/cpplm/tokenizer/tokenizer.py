@@ -104,18 +104,13 @@ class Tokenizer:
         return ids
 
     def encode_batch(
-        self,
-        texts: Sequence[str | bytes],
-        *,
-        prepend: int | str | None = None,
-        append: int | str | None = None,
-        threads: int = 2,
+        self, texts: Sequence[str | bytes], *, prepend: int | str | None = None, threads: int = 2
     ) -> list[list[int]]:
         """Ids of many texts, on `threads` threads (the encoder releases Python's lock); see `encode`."""
         if threads == 1:  # a pool costs more than a short text
-            return [self.encode(text, prepend=prepend, append=append) for text in texts]
+            return [self.encode(text, prepend=prepend) for text in texts]
         with ThreadPoolExecutor(threads) as pool:
-            return list(pool.map(lambda text: self.encode(text, prepend=prepend, append=append), texts))
+            return list(pool.map(lambda text: self.encode(text, prepend=prepend), texts))
 
     def _encode(self, text: str | bytes) -> list[int]:
         # tiktoken replaces what is not UTF-8; such text is cut here, so that bytes stay what they are.
