@@ -38,7 +38,7 @@ from cpplm.sandbox.sandbox import FIX as SANDBOX_FIX
 from cpplm.sandbox.sandbox import Sandbox, SandboxError
 
 LIBRARIES = {
-    "torch": "", "numpy": "", "pyarrow": "", "tiktoken": "", "tokenizers": "", "safetensors": "",
+    "torch": "", "numpy": "", "pyarrow": "", "tiktoken": "", "safetensors": "",
     "obstore": "", "tree-sitter": "", "tree-sitter-cpp": "", "wandb": "tracking",
     "tensorboard": "tracking",
 }  # fmt: skip
