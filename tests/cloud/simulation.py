@@ -10,12 +10,12 @@ import random
 from dataclasses import dataclass, replace
 
 from cpplm.cloud.backend import Fault, Node, NodeState
-from cpplm.cloud.decide import begin_attempt, decide, settle, update
+from cpplm.cloud.decide import CREATE_SECONDS, begin_attempt, decide, settle, update
+from cpplm.cloud.spec import RunSpec
 from cpplm.cloud.watch_state import (
     Action,
     Create,
     Delete,
-    Desired,
     Finish,
     Observed,
     Wait,
@@ -23,7 +23,7 @@ from cpplm.cloud.watch_state import (
 )
 from cpplm.core.heartbeat import Heartbeat
 
-DESIRED = Desired(zones=("a", "b"), price=10.0, poll_seconds=20.0, max_creates_per_hour=30)
+SPEC = RunSpec("gs://bucket/run", "corpus", "cpp-32k", zones=("a", "b"), any_zone=True, price_per_hour=10.0)
 TARGET, SAVE_EVERY = 12, 3  # steps of a run
 S = NodeState
 
@@ -51,8 +51,8 @@ class Machine:
 class Simulation:
     """One run, with as many bad events as `trouble` says."""
 
-    def __init__(self, seed: int, trouble: int = 12, desired: Desired = DESIRED) -> None:
-        self.chance, self.trouble, self.desired = random.Random(seed), trouble, desired
+    def __init__(self, seed: int, trouble: int = 12, spec: RunSpec = SPEC) -> None:
+        self.chance, self.trouble, self.spec = random.Random(seed), trouble, spec
         self.now = 1_000_000.0
         self.machines: dict[int, Machine] = {}
         self.ever_made: set[int] = set()
@@ -155,7 +155,7 @@ class Simulation:
             return
         self.ever_made.add(action.attempt)
         delay = self.chance.choice([0.0, 0.0, 30.0, 120.0])
-        long = self.desired.create_seconds * 1.5 if self.strikes(0.1) else 0.0
+        long = CREATE_SECONDS * 1.5 if self.strikes(0.1) else 0.0
         self.machines[action.attempt] = Machine(
             action.attempt, self.now, self.now + delay + long + 40, self.now + self.chance.choice([0.0, 25.0])
         )
@@ -175,9 +175,7 @@ class Simulation:
         """No machine that trains and says so is deleted, unless the run is to end."""
         alive = machine.state in (S.READY, S.UNKNOWN) and not machine.ended and machine.beats
         heard = self.beat is not None and self.beat.attempt == machine.attempt
-        recent = (
-            heard and self.beat is not None and self.now - self.beat.time < self.desired.heartbeat_seconds
-        )
+        recent = heard and self.beat is not None and self.now - self.beat.time < self.spec.heartbeat_seconds
         ends = self.saved.outcome or (self.beat is not None and self.beat.state == "done")
         assert not (alive and recent and not ends and machine.attempt == self.lease), self.history
 
@@ -201,8 +199,8 @@ class Simulation:
     def round(self) -> Action:
         """One round of a watcher, as `Watcher` does it."""
         observed = self.observe()
-        self.saved = update(self.saved, observed, self.desired, self.now)
-        action = decide(self.saved, observed, self.desired, self.now)
+        self.saved = update(self.saved, observed, self.spec, self.now)
+        action = decide(self.saved, observed, self.spec, self.now)
         self.history.append((self.now, action))
         if isinstance(action, Create):
             if not action.attempt:
@@ -215,12 +213,12 @@ class Simulation:
             self.in_flight = None
             fault = self.create(action)
             self.maybe_killed()
-            self.saved = settle(self.saved, action, fault, self.desired, self.now)
+            self.saved = settle(self.saved, action, fault, self.spec, self.now)
         elif isinstance(action, Delete):
             self.maybe_killed()
             fault = self.delete(action)
             self.maybe_killed()
-            self.saved = settle(self.saved, action, fault, self.desired, self.now)
+            self.saved = settle(self.saved, action, fault, self.spec, self.now)
         return action
 
     def run(self, limit: int = 3000) -> WatchState:
@@ -248,4 +246,4 @@ class Simulation:
             assert action.outcome in ("failed", "budget", "stopped"), self.history
         for at in self.creates:
             within = [other for other in self.creates if at <= other < at + 3600]
-            assert len(within) <= self.desired.max_creates_per_hour
+            assert len(within) <= self.spec.max_creates_per_hour

@@ -9,11 +9,11 @@ import pytest
 
 from cpplm.cloud.backend import Fault, Node, NodeState
 from cpplm.cloud.decide import backoff, begin_attempt, decide, settle, update
+from cpplm.cloud.spec import RunSpec
 from cpplm.cloud.watch_state import (
     Action,
     Create,
     Delete,
-    Desired,
     Finish,
     Observed,
     Phase,
@@ -21,10 +21,11 @@ from cpplm.cloud.watch_state import (
     WatchState,
 )
 from cpplm.core.heartbeat import Heartbeat
+from tests.cloud import simulation
 from tests.cloud.simulation import TARGET, Simulation
 
 NOW = 1_000_000.0
-DESIRED = Desired(zones=("a", "b"), price=10.0, max_cost=100.0)
+SPEC = replace(simulation.SPEC, max_cost=100.0)
 S = NodeState
 BEATS = {
     "none": None,
@@ -49,8 +50,8 @@ def known(phase: Phase, beat: Heartbeat | None, *, silent: float = 0.0, **values
     return replace(made, **values)  # type: ignore[arg-type]
 
 
-def act(state: WatchState, observed: Observed, desired: Desired = DESIRED) -> Action:
-    return decide(update(state, observed, desired, NOW), observed, desired, NOW)
+def act(state: WatchState, observed: Observed, spec: RunSpec = SPEC) -> Action:
+    return decide(update(state, observed, spec, NOW), observed, spec, NOW)
 
 
 # ---- each state with each event ---------------------------------------------------------------------------
@@ -93,7 +94,7 @@ def test_what_no_combination_may_lead_to() -> None:
         seen[type(action).__name__] += 1
         if fault is not None:
             assert isinstance(action, Wait)
-            assert action.seconds >= DESIRED.poll_seconds
+            assert action.seconds >= SPEC.poll_seconds
         if isinstance(action, Create):
             assert nodes == ()
             assert (action.attempt == 0) == (phase is not Phase.REQUESTED)
@@ -102,7 +103,7 @@ def test_what_no_combination_may_lead_to() -> None:
             assert nodes == ()
             assert outcome or beat == "done"
         if isinstance(action, Delete):
-            fresh = silent < DESIRED.heartbeat_seconds
+            fresh = silent < SPEC.heartbeat_seconds
             healthy = action.node.state in (S.READY, S.UNKNOWN) and beat in LIVELY and fresh
             assert not healthy or outcome or action.node.attempt != before.attempt
     assert set(seen) == {"Wait", "Create", "Delete", "Finish"}
@@ -124,28 +125,28 @@ def test_each_answer_to_a_request_for_a_machine(
 ) -> None:
     """The same attempt is asked for again only where the answer is not known."""
     action = Create(3, "a")
-    state = settle(begin_attempt(WatchState(attempt=2), action, 4, NOW), action, fault, DESIRED, NOW)
+    state = settle(begin_attempt(WatchState(attempt=2), action, 4, NOW), action, fault, SPEC, NOW)
     assert (state.phase, state.zone_index, state.attempt) == (phase, zone, 3)
-    later = decide(state, Observed(()), DESIRED, NOW + 3600)
+    later = decide(state, Observed(()), SPEC, NOW + 3600)
     assert (later.attempt if isinstance(later, Create) else None) == again
 
 
 def test_an_invalid_request_ends_the_run() -> None:
     action = Create(3, "a")
-    state = settle(begin_attempt(WatchState(), action, 4, NOW), action, Fault.INVALID, DESIRED, NOW)
-    assert isinstance(decide(state, Observed(()), DESIRED, NOW), Finish)
+    state = settle(begin_attempt(WatchState(), action, 4, NOW), action, Fault.INVALID, SPEC, NOW)
+    assert isinstance(decide(state, Observed(()), SPEC, NOW), Finish)
 
 
 def test_zones_are_tried_in_order_and_then_after_a_pause() -> None:
     state, zones, waits = WatchState(), [], []
     now = NOW
     for _ in range(12):
-        action = decide(state, Observed(()), DESIRED, now)
+        action = decide(state, Observed(()), SPEC, now)
         if isinstance(action, Create):
             zones.append(action.zone)
             action = Create(state.attempt + 1, action.zone)
             state = begin_attempt(state, action, -1, now)
-            state = settle(state, action, Fault.EXHAUSTED, DESIRED, now)
+            state = settle(state, action, Fault.EXHAUSTED, SPEC, now)
         else:
             assert isinstance(action, Wait)
             waits.append(action.seconds)
@@ -159,25 +160,27 @@ def test_a_stockout_in_a_queue_goes_to_the_next_zone() -> None:
     action = act(state, Observed((node(S.WAITING),)))
     assert isinstance(action, Delete)
     assert action.next_zone
-    state = settle(state, action, None, DESIRED, NOW)
-    state = update(state, Observed(()), DESIRED, NOW + 1)
-    assert decide(state, Observed(()), DESIRED, NOW + 1) == Create(0, "b")
-    alone = act(known(Phase.MADE, None, since=NOW - 1801), Observed((node(S.WAITING),)), Desired())
+    state = settle(state, action, None, SPEC, NOW)
+    state = update(state, Observed(()), SPEC, NOW + 1)
+    assert decide(state, Observed(()), SPEC, NOW + 1) == Create(0, "b")
+    alone = act(
+        known(Phase.MADE, None, since=NOW - 1801), Observed((node(S.WAITING),)), replace(SPEC, zones=("a",))
+    )
     assert isinstance(alone, Wait)
 
 
 def test_a_budget_ends_the_run_and_its_machine() -> None:
     beat = BEATS["training"]
     state = known(Phase.MADE, beat, ready_since=NOW - 10 * 3600 - 1)
-    assert state.cost(DESIRED, NOW) == pytest.approx(100.0, abs=0.01)
+    assert state.cost(SPEC.hourly_price, NOW) == pytest.approx(100.0, abs=0.01)
     there = Observed((node(S.READY),), None, beat, 4)
     assert isinstance(act(state, there), Delete)
-    state = settle(update(state, there, DESIRED, NOW), Delete(node(S.READY), ""), None, DESIRED, NOW)
-    state = update(state, Observed(()), DESIRED, NOW + 5)
-    end = decide(state, Observed(()), DESIRED, NOW + 5)
+    state = settle(update(state, there, SPEC, NOW), Delete(node(S.READY), ""), None, SPEC, NOW)
+    state = update(state, Observed(()), SPEC, NOW + 5)
+    end = decide(state, Observed(()), SPEC, NOW + 5)
     assert isinstance(end, Finish)
     assert end.outcome == "budget"
-    assert state.cost(DESIRED, NOW + 999) == pytest.approx(100.0, abs=0.05)
+    assert state.cost(SPEC.hourly_price, NOW + 999) == pytest.approx(100.0, abs=0.05)
 
 
 def test_attempts_that_get_nowhere_end_the_run_and_progress_forgives() -> None:
@@ -186,12 +189,12 @@ def test_attempts_that_get_nowhere_end_the_run_and_progress_forgives() -> None:
         for attempt in range(1, 6):
             action = Create(attempt, "a")
             state = begin_attempt(state, action, attempt if progress else 0, now)
-            state = settle(state, action, None, DESIRED, now)
+            state = settle(state, action, None, SPEC, now)
             step = attempt + 1 if progress else 0
             failed = Heartbeat(attempt, "failed", step, message="exit status 1: no space left")
             for nodes in ((node(S.READY, attempt),), ()):
                 now += 5000
-                state = update(state, Observed(nodes, None, failed, step), DESIRED, now)
+                state = update(state, Observed(nodes, None, failed, step), SPEC, now)
         assert state.outcome == outcome
         assert ("no space left" in state.message) == (not progress)
 
@@ -209,7 +212,7 @@ def test_done_without_its_checkpoint_is_not_done() -> None:
     action = act(known(Phase.MADE, BEATS["done"]), there)
     assert isinstance(action, Delete)
     assert action.failed
-    assert update(known(Phase.MADE, BEATS["done"]), there, DESIRED, NOW).outcome == ""
+    assert update(known(Phase.MADE, BEATS["done"]), there, SPEC, NOW).outcome == ""
 
 
 def test_the_clock_of_a_machine_does_not_matter() -> None:
@@ -221,25 +224,25 @@ def test_requests_are_bounded_whatever_happens() -> None:
     """A cloud that answers nothing but UNAVAILABLE for a day."""
     state, now, creates, looks = WatchState(), NOW, 0, 0
     while now < NOW + 24 * 3600:
-        action = decide(state, Observed(()), DESIRED, now)
+        action = decide(state, Observed(()), SPEC, now)
         looks += 1
         if isinstance(action, Create):
             creates += 1
             action = Create(action.attempt or 1, action.zone)
             state = begin_attempt(state, action, -1, now)
-            state = settle(state, action, Fault.UNAVAILABLE, DESIRED, now)
+            state = settle(state, action, Fault.UNAVAILABLE, SPEC, now)
         now += action.seconds if isinstance(action, Wait) else 1.0
     assert creates / 24 <= 8
     assert looks / 24 <= 20
-    assert [backoff(count, DESIRED) for count in (0, 1, 2, 3, 99)] == [0.0, 10.0, 20.0, 40.0, 600.0]
+    assert [backoff(count, SPEC) for count in (0, 1, 2, 3, 99)] == [0.0, 10.0, 20.0, 40.0, 600.0]
 
 
 def test_a_listing_that_fails_for_a_day_is_asked_for_less_and_less() -> None:
     state, now, looks = WatchState(), NOW, 0
     while now < NOW + 24 * 3600:
         failed = Observed(None, Fault.REFUSED)
-        state = update(state, failed, DESIRED, now)
-        action = decide(state, failed, DESIRED, now)
+        state = update(state, failed, SPEC, now)
+        action = decide(state, failed, SPEC, now)
         assert isinstance(action, Wait)
         looks, now = looks + 1, now + action.seconds
     assert looks / 24 <= 7

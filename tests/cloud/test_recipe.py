@@ -38,8 +38,7 @@ def test_a_recipe_and_what_wins_over_it(tmp_path: Path) -> None:
         {"depth": 16, "max_seq_len": 16384, "document_mask": True, "mesh": "context=2"},
         type="v6e-8", spot=True, zones=("europe-west4-a",), max_cost=50.0,
     )  # fmt: skip
-    desired = spec.desired()
-    assert (desired.zones, desired.price, desired.max_cost) == (("europe-west4-a",), pytest.approx(3.4), 50.0)
+    assert (spec.places, spec.hourly_price, spec.max_cost) == (("europe-west4-a",), pytest.approx(3.4), 50.0)
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def test_a_killed_watcher_is_followed_by_one_that_remembers(
     assert len(cloud.requests) == 1
     assert len(events(run, "create", "node")) == 2
     assert len(events(run, "watcher")) == 2
-    assert second.state.cost(second.spec.desired(), clock()) == pytest.approx(clock() - 1_000_001.0, abs=1)
+    assert second.state.cost(second.spec.hourly_price, clock()) == pytest.approx(clock() - 1_000_001.0, abs=1)
 
 
 def test_a_watcher_acts_when_it_has_read_what_the_one_before_remembered(

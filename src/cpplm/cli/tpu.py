@@ -228,7 +228,8 @@ def status(settings: RunPlaceSettings) -> Report:
 def _status(run: Storage, state: WatchState) -> Report:
     spec, beat = read_spec(run), read_heartbeat(run)
     now = time.time()
-    cost, hourly = state.cost(spec.desired(), now), spec.hourly_price
+    hourly = spec.hourly_price
+    cost = state.cost(hourly, now)
     steps = committed_steps(Storage(run.path("checkpoints"), create=True))
     limit = f" of {spec.max_cost:g}" if spec.max_cost >= 0 else ""
     lines = [

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 from cpplm.cloud.backend import run_key
 from cpplm.cloud.catalog import check_zones, slice_type
-from cpplm.cloud.watch_state import Desired
 from cpplm.core.errors import UserError
 from cpplm.core.settings import from_dict, read_toml, to_arguments, to_dict
 from cpplm.core.storage import Storage, is_bucket
@@ -113,20 +112,11 @@ class RunSpec:
             return self.price_per_hour
         return slice_type(self.type).price(spot=self.spot) if self.backend == "cloud" else 0.0
 
-    def desired(self, *, stopped: bool = False) -> Desired:
-        """Limits that its watcher holds on to."""
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Zones in which machines are asked for, in this order; the name of a backend that has none."""
         zones = self.zones or slice_type(self.type).generation.zones
-        return Desired(
-            zones=zones if self.backend == "cloud" else (self.backend,),
-            price=self.hourly_price,
-            max_cost=self.max_cost,
-            stopped=stopped,
-            heartbeat_seconds=self.heartbeat_seconds,
-            setup_seconds=self.setup_seconds,
-            poll_seconds=self.poll_seconds,
-            max_creates_per_hour=self.max_creates_per_hour,
-            backoff_seconds=(min(10.0, self.poll_seconds), 600.0),
-        )
+        return zones if self.backend == "cloud" else (self.backend,)
 
 
 def read_recipe(path: Path, **changes: Any) -> RunSpec:

@@ -24,7 +24,7 @@ from cpplm.cloud.backend import Backend, CloudError, Fault, Node, NodeRequest, n
 from cpplm.cloud.decide import begin_attempt, decide, settle, update
 from cpplm.cloud.spec import STOP, RunSpec, read_spec
 from cpplm.cloud.startup import node_request
-from cpplm.cloud.watch_state import Action, Create, Delete, Desired, Finish, Observed, Phase, WatchState
+from cpplm.cloud.watch_state import Action, Create, Delete, Finish, Observed, Phase, WatchState
 from cpplm.core.errors import UserError
 from cpplm.core.heartbeat import read_heartbeat
 from cpplm.core.lease import FencedError, Lease, claim, current
@@ -147,8 +147,6 @@ class Watcher:
 
     def _act(self) -> Action:
         self.spec = read_spec(self._run)
-        stopped = self._run.exists(STOP) and self._run.read_json(STOP)["launch"] == self.spec.launch
-        desired = self.spec.desired(stopped=stopped)
         state = self.state
         if state.launch != self.spec.launch:  # `tpu run` again: what it ended for holds no longer
             state = replace(
@@ -156,14 +154,14 @@ class Watcher:
             )
         observed, error = self._observe()
         now = self._now()
-        state = update(state, observed, desired, now)
+        state = update(state, observed, self.spec, now)
         self._log_changes(state, observed, error)
         self._save(state)
-        action = decide(state, observed, desired, now)
+        action = decide(state, observed, self.spec, now)
         if isinstance(action, Create):
-            self._create(action, observed, desired)
+            self._create(action, observed)
         elif isinstance(action, Delete):
-            self._delete(action, desired)
+            self._delete(action)
         elif isinstance(action, Finish):
             self._log("finish", f"{action.outcome}: {action.message}", outcome=action.outcome)
             self._renew(ended=True)
@@ -173,13 +171,14 @@ class Watcher:
         """One look at machines, heartbeat and checkpoints, and the error of a listing that failed."""
         heartbeat = read_heartbeat(self._run)
         step = max(committed_steps(self._checkpoints), default=-1)
+        stopped = self._run.exists(STOP) and self._run.read_json(STOP)["launch"] == self.spec.launch
         try:
             nodes = tuple(node for node in self._backend.list() if node.run == self.spec.key)
         except CloudError as error:
-            return Observed(None, error.fault, heartbeat, step), str(error)
-        return Observed(nodes, None, heartbeat, step), ""
+            return Observed(None, error.fault, heartbeat, step, stopped), str(error)
+        return Observed(nodes, None, heartbeat, step, stopped), ""
 
-    def _create(self, action: Create, observed: Observed, desired: Desired) -> None:
+    def _create(self, action: Create, observed: Observed) -> None:
         if self._lease is None:
             return
         self._lease.check(self._run)
@@ -194,7 +193,7 @@ class Watcher:
         fault, error = _answer(lambda: self._backend.create(request))
         if fault not in (None, Fault.EXISTS):
             self._log("refused", f"{fault}: {error}", attempt=action.attempt, zone=action.zone)
-        state = settle(self.state, action, fault, desired, self._now())
+        state = settle(self.state, action, fault, self.spec, self._now())
         if fault is Fault.INVALID and not self.state.outcome:
             state = replace(state, message=error)
         self._save(state)
@@ -204,7 +203,7 @@ class Watcher:
         price = f", ${self.spec.hourly_price:.2f} per hour" if self.spec.hourly_price else ""
         return f"{kind}{', spot' if request.spot else ''}, attempt {request.attempt}{price}"
 
-    def _delete(self, action: Delete, desired: Desired) -> None:
+    def _delete(self, action: Delete) -> None:
         node = action.node
         if self._last_of("delete", node.name).get("reason") != action.reason:
             about = {"attempt": node.attempt, "node": node.name, "reason": action.reason}
@@ -212,11 +211,11 @@ class Watcher:
         fault, error = _answer(lambda: self._backend.delete(node))
         if fault not in (None, Fault.MISSING):
             self._log("fault", f"{node.name} is not deleted: {fault}: {error}", attempt=node.attempt)
-        self._save(settle(self.state, action, fault, desired, self._now()))
+        self._save(settle(self.state, action, fault, self.spec, self._now()))
 
     def _log(self, event: str, text: str, **values: Any) -> None:
         """One event: a line here, and one in the time line."""
-        cost = self.state.cost(self.spec.desired(), self._now())
+        cost = self.state.cost(self.spec.hourly_price, self._now())
         record = {
             "time": round(self._now(), 3),
             "event": event,

@@ -1,4 +1,4 @@
-"""Values of the watcher's state machine: what it wants, sees, remembers and can do."""
+"""Values of the watcher's state machine: what it sees, remembers and can do."""
 
 from __future__ import annotations
 
@@ -23,35 +23,6 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True)
-class Desired:
-    """Demands of a run on its machines."""
-
-    zones: tuple[str, ...] = ("",)
-    price: float = 0.0
-    """Dollars per hour."""
-    max_cost: float = -1.0
-    """Dollars after which the run ends (-1 = no limit)."""
-    stopped: bool = False
-    """A person has asked for the end."""
-    heartbeat_seconds: float = 300.0
-    """A machine that says nothing new for so long is lost."""
-    setup_seconds: float = 1800.0
-    """From ready to the first heartbeat."""
-    stall_seconds: float = 5400.0
-    """Without a further step or another state, though it says that it lives: compiling may take an hour."""
-    create_seconds: float = 1200.0
-    """From asked for to ready."""
-    stock_seconds: float = 1800.0
-    """In the queue of a zone before the next one is tried."""
-    poll_seconds: float = 20.0
-    max_creates_per_hour: int = 30
-    max_failures: int = 5
-    """Attempts that failed by themselves, one after the other, without a new checkpoint."""
-    backoff_seconds: tuple[float, float] = (10.0, 600.0)
-    """The first and the longest pause after a fault; they double."""
-
-
-@dataclass(frozen=True)
 class Observed:
     """One look at a run."""
 
@@ -62,6 +33,8 @@ class Observed:
     heartbeat: Heartbeat | None = None
     step: int = -1
     """Newest committed checkpoint; -1 for none."""
+    stopped: bool = False
+    """A person has asked for the end."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +86,10 @@ class WatchState:
     """Reason for which there shall be no machine any more: done, budget, stopped, failed."""
     message: str = ""
 
-    def cost(self, desired: Desired, now: float) -> float:
+    def cost(self, hourly_price: float, now: float) -> float:
         """Dollars so far."""
         return self.spent + (
-            max(0.0, now - self.ready_since) / HOUR * desired.price if self.ready_since else 0.0
+            max(0.0, now - self.ready_since) / HOUR * hourly_price if self.ready_since else 0.0
         )
 
 
