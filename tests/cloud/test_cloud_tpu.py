@@ -108,8 +108,11 @@ def test_each_answer_has_its_fault(code: str, fault: Fault, fake: FakeTpu) -> No
 
 
 @pytest.mark.parametrize("method", ["ListQueuedResources", "ListNodes"])
-def test_a_listing_that_fails_or_hangs_is_no_empty_one(method: str, fake: FakeTpu) -> None:
-    backend = CloudTpu(timeout=0.3)
+def test_a_listing_that_fails_or_hangs_is_no_empty_one(
+    method: str, fake: FakeTpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cpplm.cloud.cloud_tpu.TIMEOUT", 0.3)
+    backend = CloudTpu()
     for fault in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED, 1.0):
         fake.faults.append((method, fault))
         begin = time.monotonic()
@@ -132,8 +135,9 @@ def test_a_zone_that_does_not_answer_fails_the_listing(
 
 def test_nothing_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENDPOINT, "127.0.0.1:1")
+    monkeypatch.setattr("cpplm.cloud.cloud_tpu.TIMEOUT", 1.0)
     with pytest.raises(CloudError) as raised:
-        CloudTpu(timeout=1.0).list()
+        CloudTpu().list()
     assert raised.value.fault is Fault.UNAVAILABLE
 
 

@@ -34,12 +34,8 @@ _HEALTHY = ("HEALTH_UNSPECIFIED", "HEALTHY")
 class CloudTpu(Backend):
     """Queued resources and nodes of one project, in all zones."""
 
-    def __init__(self, project: str = "", timeout: float = TIMEOUT) -> None:
-        """Find credentials and project.
-
-        Args:
-            project: empty for that of the default chain.
-            timeout: seconds for one request.
+    def __init__(self, project: str = "") -> None:
+        """Find credentials and project, which is that of the default chain if none is named.
 
         Raises:
             UserError: the library, the credentials or the project are missing.
@@ -53,7 +49,6 @@ class CloudTpu(Backend):
                 fix="pip install 'cpplm[cloud]'",
             ) from error
         self._api: Any = tpu_v2
-        self._timeout = timeout
         endpoint = os.environ.get(ENDPOINT, "")
         self._client, self._project = self._loopback(endpoint, project) if endpoint else self._real(project)
 
@@ -103,7 +98,7 @@ class CloudTpu(Backend):
             (api.ClientError, Fault.INVALID),
         ]
         try:
-            return method(request=request, retry=None, timeout=self._timeout)
+            return method(request=request, retry=None, timeout=TIMEOUT)
         except (GoogleAuthError, api.GoogleAPICallError, api.RetryError) as error:
             if isinstance(error, GoogleAuthError):
                 raise CloudError(Fault.REFUSED, _line(error)) from error

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from cpplm.cloud.catalog import slice_type
 from cpplm.cloud.inputs import fetch_corpus, fetch_tokenizer
@@ -131,10 +130,8 @@ def _fetch_log(run: Storage, attempt: int, folder: Path) -> None:
 
 
 def _last_line() -> str:
-    lines: list[Any] = (
-        Path(OUTPUT).read_text(errors="replace").strip().splitlines() if Path(OUTPUT).exists() else []
-    )
-    return str(lines[-1])[:300] if lines else ""
+    lines = Path(OUTPUT).read_text(errors="replace").strip().splitlines()
+    return lines[-1][:300] if lines else ""
 
 
 if __name__ == "__main__":

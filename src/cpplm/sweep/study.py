@@ -12,6 +12,7 @@ from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution
+from optuna.pruners import MedianPruner, NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
@@ -30,6 +31,7 @@ RECIPE = "sweep.toml"
 TRIALS = "trials"
 REASON = "reason"
 """Attribute of a trial that failed."""
+_PRUNERS = {"median": MedianPruner, "halving": SuccessiveHalvingPruner, "none": NopPruner}
 
 
 class NumberedSampler(BaseSampler):
@@ -68,14 +70,6 @@ class NumberedSampler(BaseSampler):
         return self._of(trial).sample_independent(study, trial, param_name, param_distribution)
 
 
-def _pruner(recipe: SweepRecipe) -> optuna.pruners.BasePruner:
-    if recipe.pruner == "median":
-        return optuna.pruners.MedianPruner()
-    return (
-        optuna.pruners.SuccessiveHalvingPruner() if recipe.pruner == "halving" else optuna.pruners.NopPruner()
-    )
-
-
 def open_study(recipe: SweepRecipe, folder: Path, *, create: bool = False) -> Study:
     """The study of a sweep.
 
@@ -93,7 +87,11 @@ def open_study(recipe: SweepRecipe, folder: Path, *, create: bool = False) -> St
     with storage_errors(recipe, folder if not create or journal.exists() else None):
         if create and not recipe.storage:
             folder.mkdir(parents=True, exist_ok=True)
-        storage = _open_storage(recipe, journal)
+        storage: BaseStorage = (
+            RDBStorage(os.path.expandvars(recipe.storage))
+            if recipe.storage
+            else JournalStorage(JournalFileBackend(str(journal)))
+        )
         names = [summary.study_name for summary in optuna.get_all_study_summaries(storage)]
         if not create and recipe.name not in names:
             raise UserError(
@@ -103,7 +101,7 @@ def open_study(recipe: SweepRecipe, folder: Path, *, create: bool = False) -> St
             optuna.create_study(
                 storage=storage, study_name=recipe.name, direction=recipe.direction, load_if_exists=True
             )
-        sampler, pruner = NumberedSampler(recipe), _pruner(recipe)
+        sampler, pruner = NumberedSampler(recipe), _PRUNERS[recipe.pruner]()
         study = optuna.load_study(study_name=recipe.name, storage=storage, sampler=sampler, pruner=pruner)
         ours = json.loads(json.dumps(recipe.compared()))
         if "recipe" not in study.user_attrs:
@@ -117,12 +115,6 @@ def open_study(recipe: SweepRecipe, folder: Path, *, create: bool = False) -> St
                 fix="Name another --out, and with a database another name; or use 'cpplm sweep worker'.",
             )
     return study
-
-
-def _open_storage(recipe: SweepRecipe, journal: Path) -> BaseStorage:
-    if recipe.storage:
-        return RDBStorage(os.path.expandvars(recipe.storage))
-    return JournalStorage(JournalFileBackend(str(journal)))
 
 
 @contextlib.contextmanager

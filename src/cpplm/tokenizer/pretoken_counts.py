@@ -12,7 +12,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,17 +31,6 @@ _MIN_PROJECTS = 4
 # Rarer words are left out when there are more; bounds the memory of merging, about 20 bytes per byte of a
 # word.
 MAX_WORDS = 4_000_000
-
-
-class TextBatch(Protocol):
-    """Some of the texts, read where they are counted."""
-
-    @property
-    def size(self) -> int:
-        """Bytes, for the progress bar."""
-
-    def texts(self) -> Iterator[tuple[str, bytes]]:
-        """Every text, as (project, bytes)."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +71,10 @@ class FileBatch:
                 yield self.project, path.read_bytes().replace(b"\r\n", b"\n")
             except OSError as error:
                 raise UserError(f"cannot read {path}: {error}", fix="Run the command again.") from error
+
+
+TextBatch = ShardBatch | FileBatch
+"""Some of the texts, read where they are counted; `size` is for the progress bar."""
 
 
 @dataclass(frozen=True)
