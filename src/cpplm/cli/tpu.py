@@ -5,13 +5,12 @@ from __future__ import annotations
 import getpass
 import subprocess
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from cpplm.cli.report import Report, escape_control, text_table
-from cpplm.cloud.backend import Backend, CloudError, Node, NodeRequest, NodeState, find
+from cpplm.cloud.backend import Backend, Node, NodeRequest, NodeState, find
 from cpplm.cloud.catalog import PRICES_DATE, VERSIONS, check_zones, slice_type, slice_types
 from cpplm.cloud.cloud_tpu import CloudTpu
 from cpplm.cloud.inputs import add_inputs
@@ -97,14 +96,6 @@ def open_backend(name: str, project: str = "", options: tuple[str, ...] = ()) ->
     return Slurm(options) if name == "slurm" else Local()
 
 
-def _ask(request: Callable[[], Any]) -> Any:
-    """One request of a person: a fault is one line."""
-    try:
-        return request()
-    except CloudError as error:
-        raise UserError(f"{error.fault}: {error}") from error
-
-
 def create(settings: CreateSettings) -> Report:
     """Ask for a machine, for use by hand."""
     kind = slice_type(settings.type)
@@ -114,7 +105,7 @@ def create(settings: CreateSettings) -> Report:
         settings.spot,
     )  # fmt: skip
     backend = open_backend("cloud", settings.project)
-    _ask(lambda: backend.create(request))
+    backend.create(request)
     hourly = kind.price(spot=settings.spot)
     where = f"{settings.type} in {settings.zone}"
     text = f"{settings.name} is asked for: {where}, ${hourly:.2f} per hour once it is ready"
@@ -123,10 +114,8 @@ def create(settings: CreateSettings) -> Report:
 
 def list_nodes(settings: PlaceSettings) -> Report:
     """The machines there are."""
-    backend = open_backend(settings.backend, settings.project)
-    nodes: list[Node] = _ask(backend.list)
     rows, figures = [], []
-    for node in nodes:
+    for node in open_backend(settings.backend, settings.project).list():
         hourly = _hourly(node)
         paid = node.state is NodeState.READY and node.created > 0
         cost = hourly * (time.time() - node.created) / 3600 if paid else 0.0
@@ -146,7 +135,7 @@ def _hourly(node: Node) -> float:
 
 def ssh(settings: SshSettings) -> Report:
     """A shell on a machine, or one command."""
-    node = _ask(lambda: find(open_backend(settings.backend, settings.project), settings.name, settings.zone))
+    node = find(open_backend(settings.backend, settings.project), settings.name, settings.zone)
     if not node.address:
         raise UserError(f"{node.name} is {node.state} and has no address", fix="Wait until it is ready.")
     user = settings.user or getpass.getuser()
@@ -167,14 +156,14 @@ def stop(settings: StopSettings) -> Report:
         run.write_json(STOP, {"launch": read_spec(run).launch})
         return Report(f"{settings.run}: its watcher ends it; 'cpplm tpu run' goes on")
     backend = open_backend(settings.backend, settings.project)
-    _ask(lambda: backend.stop(find(backend, settings.name, settings.zone)))
+    backend.stop(find(backend, settings.name, settings.zone))
     return Report(f"{settings.name} is being stopped")
 
 
 def delete(settings: NodeSettings) -> Report:
     """Delete a machine."""
     backend = open_backend(settings.backend, settings.project)
-    _ask(lambda: backend.delete(find(backend, settings.name, settings.zone)))
+    backend.delete(find(backend, settings.name, settings.zone))
     return Report(f"{settings.name} is being deleted")
 
 

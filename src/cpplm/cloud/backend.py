@@ -50,12 +50,12 @@ class Fault(StrEnum):
     MISSING = "missing"
 
 
-class CloudError(Exception):
+class CloudError(UserError):
     """A request to a backend that failed."""
 
     def __init__(self, fault: Fault, message: str) -> None:
-        super().__init__(message)
-        self.fault = fault
+        super().__init__(f"{fault}: {message}")
+        self.fault, self.message = fault, message
 
 
 @dataclass(frozen=True)

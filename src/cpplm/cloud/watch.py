@@ -175,7 +175,7 @@ class Watcher:
         try:
             nodes = tuple(node for node in self._backend.list() if node.run == self.spec.key)
         except CloudError as error:
-            return Observed(None, error.fault, heartbeat, step, stopped), str(error)
+            return Observed(None, error.fault, heartbeat, step, stopped), error.message
         return Observed(nodes, None, heartbeat, step, stopped), ""
 
     def _create(self, action: Create, observed: Observed) -> None:
@@ -301,5 +301,5 @@ def _answer(request: Callable[[], None]) -> tuple[Fault | None, str]:
     try:
         request()
     except CloudError as error:
-        return error.fault, str(error)
+        return error.fault, error.message
     return None, ""
