@@ -29,7 +29,8 @@ from torch import Tensor
 
 from cpplm.compress.kd.losses import CandidateLogits, distillation_loss, sampled_ce, topk_kl
 from cpplm.compress.kd.settings import KDLossSettings
-from cpplm.compress.kd.targets import OnlineTeacher, TeacherTargets
+from cpplm.compress.kd.sparse_head import OutputHead
+from cpplm.compress.kd.targets import TeacherTargets
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _SPARSE = KDLossSettings(no_full_logits=True, sampled_ce_weight="1")
@@ -52,7 +53,6 @@ def targets_of(rows: int, vocab_size: int, topk: int, negatives: int) -> Teacher
         logprobs_NK.sort(1, descending=True).values,
         torch.full((rows,), -0.1).exp().neg().log1p(),
         torch.randint(vocab_size, (rows, negatives)),
-        -float(torch.tensor(float(vocab_size)).log()),
     )
 
 
@@ -72,11 +72,12 @@ def plain_loss(
 ) -> Tensor:  # fmt: skip
     """The loss of `_SPARSE` from logits of candidates that something else gives."""
     assert targets.negative_ids_NR is not None
+    vocab_size = len(head_VC)
     topk = targets.topk_ids_NK.size(1)
     ids_NM = torch.cat([targets.topk_ids_NK, targets.negative_ids_NR, labels_N[:, None]], 1)
     logits_NM = candidates(hidden_NC, head_VC, ids_NM)
     logits = CandidateLogits(logits_NM[:, :topk], logits_NM[:, topk:-1], logits_NM[:, -1])
-    sampled_N = sampled_ce(logits, targets, labels_N, logits.label_N)
+    sampled_N = sampled_ce(vocab_size, logits, targets, labels_N, logits.label_N)
     return (topk_kl(logits.topk_NK, targets) + sampled_N).mean()
 
 
@@ -90,9 +91,8 @@ def loss_of(method: str, hidden_NC: Tensor, head_VC: Tensor, labels_N: Tensor, t
         "ours, topk_tail": KDLossSettings(kd_loss="topk_tail"),
         "ours, full": KDLossSettings(kd_loss="full"),
     }[method]
-    return distillation_loss(
-        hidden_NC, head_VC, labels_N, targets, settings, progress=0.0, vocab_size=len(head_VC)
-    ).total
+    head = OutputHead(hidden_NC, head_VC, len(head_VC))
+    return distillation_loss(head, labels_N, targets, settings, progress=0.0).total
 
 
 def measure(method: str, trains_head: bool, sizes: dict[str, int]) -> dict[str, float]:
@@ -102,7 +102,7 @@ def measure(method: str, trains_head: bool, sizes: dict[str, int]) -> dict[str, 
 
     def step(count: int, head_VC: Tensor) -> Tensor:
         hidden_NC, labels_N = states_NC[:count].detach().requires_grad_(), all_labels_N[:count]
-        teacher = OnlineTeacher(teacher_NC[:count], teacher_head_VC[: len(head_VC)])
+        teacher = OutputHead(teacher_NC[:count], teacher_head_VC, len(head_VC))
         targets = TeacherTargets(
             *(each[:count] if isinstance(each, Tensor) else each for each in all_targets)
         )

@@ -14,8 +14,9 @@ from cpplm.compress.held_out_rows import held_out_rows
 from cpplm.compress.kd.cache import KDBatch
 from cpplm.compress.kd.losses import ANCHOR_ROWS, distillation_loss
 from cpplm.compress.kd.settings import KDLossSettings
-from cpplm.compress.kd.targets import OnlineTeacher, TeacherTargets, teacher_targets
-from cpplm.compress.kd.teacher import TeacherForward, states_of
+from cpplm.compress.kd.sparse_head import OutputHead
+from cpplm.compress.kd.targets import TeacherTargets, teacher_targets
+from cpplm.compress.kd.teacher import TeacherForward, output_head, states_of
 from cpplm.core.errors import UserError
 from cpplm.dataloader.loader import Batch
 from cpplm.model.transformer import Transformer
@@ -52,10 +53,9 @@ def make_anchor(start: Transformer, checkpoint: Checkpoint, location: str) -> An
             f"--anchor_weight needs {length} held-out tokens, {location} has {len(ids)}", fix="Leave it out."
         )
     ids_BT = torch.tensor(ids[: rows * length], device=start.device).view(rows, length)
-    vocab_size, softcap, parts = start.config.vocab_size, start.config.logit_softcap, []
-    for row_1T in ids_BT.split(1):
-        online = OnlineTeacher(start.hidden_states(row_1T)[0], start.lm_head.weight, softcap)
-        parts.append(teacher_targets(online, min(_ANCHOR_TOPK, vocab_size), vocab_size))
+    topk = min(_ANCHOR_TOPK, start.config.vocab_size)
+    heads = (output_head(start, start.hidden_states(row_1T)) for row_1T in ids_BT.split(1))
+    parts = [teacher_targets(head, topk) for head in heads]
     return Anchor(
         ids_BT,
         TeacherTargets(
@@ -66,13 +66,14 @@ def make_anchor(start: Transformer, checkpoint: Checkpoint, location: str) -> An
     )
 
 
-def cached_targets(batch: KDBatch, device: torch.device) -> TeacherTargets:
-    """The teacher's distributions of a batch from a cache, on a device."""
-    ids_NK, logprobs_NK, tail_N, negatives_NR, log_q = batch.flat_teacher()
-    return TeacherTargets(
-        ids_NK.to(device), logprobs_NK.to(device), tail_N.to(device),
-        None if negatives_NR is None else negatives_NR.to(device), log_q,
-    )  # fmt: skip
+def teacher_of(
+    batch: Batch, ids_BT: Tensor, documents_BT: Tensor | None, teacher: TeacherForward | None
+) -> TeacherTargets | OutputHead:
+    """The teacher's distributions of a batch: from a cache, or of the one that runs beside."""
+    if isinstance(batch, KDBatch):
+        return batch.flat_teacher(ids_BT.device)
+    assert teacher is not None  # noqa: S101  (one of the two)
+    return teacher(ids_BT, documents_BT)
 
 
 class DistillTrainModule(TorchTrainModule):
@@ -143,17 +144,8 @@ class DistillTrainModule(TorchTrainModule):
             anchored_BTC, _ = self._student_states(self._anchor.ids_BT, None)
             anchor = (anchored_BTC.flatten(0, 1), self._anchor.reference)
         loss = distillation_loss(
-            hidden_BTC.flatten(0, 1), self.model.lm_head.weight, batch.targets.to(self.device).flatten(),
-            self._teacher_of(batch, ids_BT, documents_BT), self._settings, progress=self._progress,
-            vocab_size=self.config.vocab_size, softcap=self.config.logit_softcap, anchor=anchor,
+            output_head(self.model, hidden_BTC), batch.targets.to(self.device).flatten(),
+            teacher_of(batch, ids_BT, documents_BT, self._teacher), self._settings,
+            progress=self._progress, anchor=anchor,
         )  # fmt: skip
         return loss.total + divergence, loss.parts
-
-    def _teacher_of(
-        self, batch: Batch, ids_BT: Tensor, documents_BT: Tensor | None
-    ) -> TeacherTargets | OnlineTeacher:
-        """The teacher's distributions of a batch."""
-        if isinstance(batch, KDBatch):
-            return cached_targets(batch, self.device)
-        assert self._teacher is not None  # noqa: S101  (one of the two)
-        return self._teacher(ids_BT, documents_BT)

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from cpplm.compress.distill import cached_targets
+from cpplm.compress.distill import teacher_of
 from cpplm.compress.held_out_rows import text_rows
 from cpplm.compress.hf import load_for_rounding, open_hf, write_packed
-from cpplm.compress.kd.cache import KDBatch
 from cpplm.compress.kd.losses import distillation_loss
+from cpplm.compress.kd.sparse_head import OutputHead
 from cpplm.compress.kd.teacher import TeacherForward
 from cpplm.compress.qat import (
     CachedRun,
@@ -189,14 +189,10 @@ class HfDistillModule(HfTrainModule):
         documents_BT = None if batch.documents is None else batch.documents.to(self.device)
         with torch.autocast(self.device_type, self._dtype, enabled=self._dtype != torch.float32):
             hidden_BTC = self._states(ids_BT, documents_BT)
-        if isinstance(batch, KDBatch):
-            teacher: Any = cached_targets(batch, self.device)
-        else:
-            assert self._teacher is not None  # noqa: S101  (one of the two)
-            teacher = self._teacher(ids_BT, documents_BT)
+        states_NC = hidden_BTC.flatten(0, 1).to(self._dtype)
         loss = distillation_loss(
-            hidden_BTC.flatten(0, 1).to(self._dtype), self._states.head_VC, labels_N, teacher, self._kd,
-            progress=self._progress, vocab_size=self._vocab_size,
+            OutputHead(states_NC, self._states.head_VC, self._vocab_size), labels_N,
+            teacher_of(batch, ids_BT, documents_BT, self._teacher), self._kd, progress=self._progress,
         )  # fmt: skip
         for name, value in loss.parts.items():
             self.parts[name] = self.parts.get(name, 0.0) + float(value) / self._count

@@ -1,6 +1,5 @@
 """Losses of distillation against plain ones that hold all logits, in float64."""
 
-import math
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from cpplm.compress.kd.losses import (
 )
 from cpplm.compress.kd.settings import KDLossSettings
 from cpplm.compress.kd.sparse_head import OutputHead, rest_logsumexp, sparse_logits
-from cpplm.compress.kd.targets import OnlineTeacher, TeacherTargets, teacher_targets
+from cpplm.compress.kd.targets import TeacherTargets, teacher_targets
 from cpplm.core.errors import UserError
 from cpplm.tokenizer.special_tokens import IGNORE_INDEX
 
@@ -51,8 +50,8 @@ def all_logits(head: OutputHead) -> Tensor:
     return head.softcap * torch.tanh(logits_NV / head.softcap) if head.softcap else logits_NV
 
 
-def online_teacher(softcap: float | None = None) -> OnlineTeacher:
-    return OnlineTeacher(drawn(N, 4, seed=7), drawn(PADDED, 4, seed=8), softcap)
+def online_teacher(softcap: float | None = None) -> OutputHead:
+    return OutputHead(drawn(N, 4, seed=7), drawn(PADDED, 4, seed=8), V, softcap)
 
 
 def labels() -> Tensor:
@@ -63,7 +62,7 @@ def labels() -> Tensor:
 
 def with_negatives(targets: TeacherTargets, count: int = R) -> TeacherTargets:
     ids_NR = torch.randint(V, (N, count), generator=torch.Generator().manual_seed(4))
-    return targets._replace(negative_ids_NR=ids_NR, negative_log_q=-math.log(V))
+    return targets._replace(negative_ids_NR=ids_NR)
 
 
 def gradients(value: Tensor, head: OutputHead) -> tuple[Tensor, Tensor]:
@@ -87,14 +86,14 @@ def test_sparse_logits_are_those_of_gathered_rows(softcap):
     ids_NM[:, 0] = ids_NM[:, 1]  # repeated in a row
     plain = torch.einsum("nc,nmc->nm", head.hidden_NC, head.head_VC[ids_NM])
     plain = softcap * torch.tanh(plain / softcap) if softcap else plain
-    assert_same(sparse_logits(head.hidden_NC, head.head_VC, ids_NM, softcap=softcap), plain, head)
+    assert_same(sparse_logits(head, ids_NM), plain, head)
 
 
 def test_sparse_logits_of_half_precision_states_are_float32():
     head = student()
     ids_NM = torch.arange(V).expand(N, V)
     half = head.hidden_NC.detach().bfloat16().requires_grad_()
-    ours = sparse_logits(half, head.head_VC.detach().float(), ids_NM)
+    ours = sparse_logits(OutputHead(half, head.head_VC.detach().float(), V), ids_NM)
     assert ours.dtype == torch.float32
     torch.testing.assert_close(
         ours.double(), half.double() @ head.head_VC[:V].T, rtol=1e-5, atol=1e-5, check_dtype=False
@@ -107,7 +106,7 @@ def test_sparse_logits_of_half_precision_states_are_float32():
 @pytest.mark.parametrize("softcap", CAPS)
 def test_sum_of_the_rest(softcap):
     head = student(softcap=softcap)
-    left_out_NK = teacher_targets(online_teacher(), K, V).topk_ids_NK
+    left_out_NK = teacher_targets(online_teacher(), K).topk_ids_NK
     plain = all_logits(head).scatter(1, left_out_NK, -torch.inf).logsumexp(1)
     assert_same(rest_logsumexp(head, left_out_NK), plain, head)
     assert_same(rest_logsumexp(head, None), all_logits(head).logsumexp(1), head)
@@ -116,7 +115,7 @@ def test_sum_of_the_rest(softcap):
 def test_large_logits_do_not_overflow():
     head = student()
     head = head._replace(hidden_NC=(1e4 * head.hidden_NC).detach().requires_grad_())
-    targets = teacher_targets(online_teacher(), K, V)
+    targets = teacher_targets(online_teacher(), K)
     likeliest = targets._replace(topk_ids_NK=all_logits(head).topk(K, 1).indices)  # e^large is left out
     value = topk_tail_kl(
         candidate_logits(head, labels().clamp(min=0), likeliest).topk_NK,
@@ -129,8 +128,8 @@ def test_large_logits_do_not_overflow():
 @pytest.mark.parametrize("softcap", CAPS)
 def test_teacher_targets_are_a_distribution(softcap):
     teacher = online_teacher(softcap)
-    logprobs_NV = all_logits(teacher.head(V)).log_softmax(1)
-    targets = teacher_targets(teacher, K, V)
+    logprobs_NV = all_logits(teacher).log_softmax(1)
+    targets = teacher_targets(teacher, K)
     top = logprobs_NV.topk(K, 1)
     assert torch.equal(targets.topk_ids_NK, top.indices)
     torch.testing.assert_close(targets.topk_logprobs_NK, top.values.float())
@@ -141,17 +140,17 @@ def test_teacher_targets_are_a_distribution(softcap):
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_full_kl_with_gradients(softcap, temperature):
     head, teacher, counted_N = student(softcap=softcap), online_teacher(1.5), labels() != IGNORE_INDEX
-    goals = (all_logits(teacher.head(V)) / temperature).log_softmax(1)
+    goals = (all_logits(teacher) / temperature).log_softmax(1)
     plain = F.kl_div(
         (all_logits(head) / temperature).log_softmax(1), goals, reduction="none", log_target=True
     )
     plain = temperature**2 * plain.sum(1)[counted_N].mean()
-    assert_same(full_kl(head, teacher.head(V), counted_N, temperature), plain, head)
+    assert_same(full_kl(head, teacher, counted_N, temperature), plain, head)
 
 
-def exact_targets(teacher: OnlineTeacher, topk: int) -> TeacherTargets:
+def exact_targets(teacher: OutputHead, topk: int) -> TeacherTargets:
     """In float64."""
-    top = all_logits(teacher.head(V)).log_softmax(1).topk(topk, 1)
+    top = all_logits(teacher).log_softmax(1).topk(topk, 1)
     tail_N = (1 - top.values.exp().sum(1)).clamp(min=0).log() if topk < V else torch.full((N,), -torch.inf)
     return TeacherTargets(top.indices, top.values, tail_N)
 
@@ -161,20 +160,18 @@ def exact_targets(teacher: OnlineTeacher, topk: int) -> TeacherTargets:
 def test_of_all_tokens_the_likeliest_are_the_full_divergence(loss, softcap):
     head, teacher = student(softcap=softcap), online_teacher()
     targets, everywhere_N = exact_targets(teacher, V), torch.ones(N, dtype=torch.bool)
-    logits_NK = sparse_logits(
-        head.hidden_NC, head.head_VC, targets.topk_ids_NK, softcap=softcap
-    )  # fmt: skip
+    logits_NK = sparse_logits(head, targets.topk_ids_NK)
     if loss == "topk":
         ours = topk_kl(logits_NK, targets)
     else:
         ours = topk_tail_kl(logits_NK, rest_logsumexp(head, targets.topk_ids_NK), targets)
-    assert_same(ours.mean(), full_kl(head, teacher.head(V), everywhere_N), head)
+    assert_same(ours.mean(), full_kl(head, teacher, everywhere_N), head)
 
 
 def test_topk_kl_is_renormalised_at_its_temperature():
     head, teacher = student(), online_teacher()
     targets = exact_targets(teacher, K)
-    goals = all_logits(teacher.head(V)).gather(1, targets.topk_ids_NK) / 2
+    goals = all_logits(teacher).gather(1, targets.topk_ids_NK) / 2
     logprobs = (all_logits(head).gather(1, targets.topk_ids_NK) / 2).log_softmax(1)
     plain = 4 * F.kl_div(logprobs, goals.log_softmax(1), reduction="none", log_target=True).sum(1)
     ours = topk_kl(candidate_logits(head, labels().clamp(min=0), targets).topk_NK, targets, 2.0)
@@ -190,7 +187,7 @@ def test_tail_is_one_bucket():
         return torch.cat([probs, 1 - probs.sum(1, keepdim=True)], 1).log()
 
     plain = F.kl_div(
-        buckets(all_logits(head)), buckets(all_logits(teacher.head(V))), reduction="none", log_target=True
+        buckets(all_logits(head)), buckets(all_logits(teacher)), reduction="none", log_target=True
     ).sum(1)
     logits_NK = candidate_logits(head, labels().clamp(min=0), targets).topk_NK
     assert_same(topk_tail_kl(logits_NK, rest_logsumexp(head, targets.topk_ids_NK), targets), plain, head)
@@ -198,16 +195,14 @@ def test_tail_is_one_bucket():
 
 def sampled(head: OutputHead, targets: TeacherTargets, target_N: Tensor) -> Tensor:
     logits = candidate_logits(head, target_N, targets)
-    return sampled_ce(logits, targets, target_N, logits.label_N)
+    return sampled_ce(V, logits, targets, target_N, logits.label_N)
 
 
 def test_sampled_ce_of_each_token_once_is_the_exact_one():
     """With all of V drawn, each stands for itself; the target and the likeliest are not counted twice."""
     head, target_N = student(), labels().clamp(min=0)
     everything = torch.stack([torch.randperm(V) for _ in range(N)])
-    targets = exact_targets(online_teacher(), K)._replace(
-        negative_ids_NR=everything, negative_log_q=-math.log(V)
-    )
+    targets = exact_targets(online_teacher(), K)._replace(negative_ids_NR=everything)
     plain = F.cross_entropy(all_logits(head), target_N, reduction="none")
     assert_same(sampled(head, targets, target_N), plain, head)
 
@@ -232,22 +227,18 @@ def test_exact_cross_entropy(softcap):
 
 def test_anchor_of_the_model_itself_is_0_with_a_gradient_of_0():
     head = student()
-    same = OnlineTeacher(head.hidden_NC.detach(), head.head_VC.detach())
-    for reference in (same, exact_targets(same, K)):
-        value = anchor_kl(head, reference)
-        assert abs(value.item()) < 1e-12
-        assert max(each.abs().max() for each in gradients(value, head)) < 1e-12
+    same = OutputHead(head.hidden_NC.detach(), head.head_VC.detach(), V)
+    value = anchor_kl(head, exact_targets(same, K))
+    assert abs(value.item()) < 1e-12
+    assert max(each.abs().max() for each in gradients(value, head)) < 1e-12
 
 
 def loss_of(teacher: Any, settings: KDLossSettings, labels_N: Tensor, head: OutputHead, **more: Any) -> Any:
-    return distillation_loss(
-        head.hidden_NC, head.head_VC, labels_N, teacher, settings,
-        **{"progress": 0.0, "vocab_size": V, "softcap": head.softcap, **more},
-    )  # fmt: skip
+    return distillation_loss(head, labels_N, teacher, settings, **{"progress": 0.0, **more})
 
 
 def test_weights_sum_the_parts_and_change_over_the_run():
-    head, targets = student(softcap=2.5), with_negatives(teacher_targets(online_teacher(), K, V))
+    head, targets = student(softcap=2.5), with_negatives(teacher_targets(online_teacher(), K))
     settings = KDLossSettings(
         kd_loss="topk_tail", hard_top1_weight="0.2:0", hard_full_weight="0.3", sampled_ce_weight="0:0.5",
         anchor_weight=".1",
@@ -268,7 +259,7 @@ def test_weights_sum_the_parts_and_change_over_the_run():
 
 def test_rows_that_do_not_count_have_no_gradient():
     everything = KDLossSettings(hard_top1_weight="1", hard_full_weight="1", sampled_ce_weight="1")
-    targets = with_negatives(teacher_targets(online_teacher(), K, V))
+    targets = with_negatives(teacher_targets(online_teacher(), K))
     online = KDLossSettings(kd_loss="full", hard_top1_weight="1")
     for teacher, settings in ((targets, everything), (online_teacher(), online)):
         head = student(softcap=2.5)
@@ -302,7 +293,7 @@ def test_sparse_mode_makes_neither_all_logits_nor_gathered_rows(trains_head):
     settings = KDLossSettings(
         no_full_logits=True, hard_top1_weight="0.2", sampled_ce_weight="1", anchor_weight="1"
     )
-    targets = with_negatives(teacher_targets(online_teacher(), K, V))
+    targets = with_negatives(teacher_targets(online_teacher(), K))
     head = student(softcap=2.5)
     head.head_VC.requires_grad_(trains_head)
     with ShapeSpy() as spy:
@@ -320,7 +311,7 @@ def test_sparse_mode_makes_neither_all_logits_nor_gathered_rows(trains_head):
 def test_exact_losses_never_hold_the_logits_of_all_rows():
     settings = KDLossSettings(kd_loss="topk_tail", hard_top1_weight="1")
     for teacher, chosen in (
-        (teacher_targets(online_teacher(), K, V), settings),
+        (teacher_targets(online_teacher(), K), settings),
         (online_teacher(), KDLossSettings(kd_loss="full", hard_top1_weight="1")),
     ):
         head = student(softcap=None)
@@ -350,16 +341,11 @@ def test_settings_that_contradict_each_other(values, words):
 
 
 def test_losses_that_a_teacher_cannot_give():
-    head, targets = student(), teacher_targets(online_teacher(), K, V)
-    for teacher, values, words in (
-        (targets, {"kd_loss": "full"}, "--kd_loss topk"),
-        (online_teacher(), {"kd_loss": "topk"}, "--kd_loss full"),
-        (
-            online_teacher(),
-            {"kd_weight": "0", "hard_top1_weight": "1", "no_full_logits": True},
-            "cache build",
-        ),
-        (targets, {"sampled_ce_weight": "1"}, "--negatives"),
+    for cached, values, words in (
+        (True, {"kd_loss": "full"}, "--kd_loss topk"),
+        (False, {"kd_loss": "topk"}, "--kd_loss full"),
+        (False, {"kd_weight": "0", "hard_top1_weight": "1", "no_full_logits": True}, "cache build"),
+        (True, {"sampled_ce_weight": "1"}, "--negatives"),
     ):
         with pytest.raises(UserError, match=words):
-            loss_of(teacher, KDLossSettings(**values), labels(), head)
+            KDLossSettings(**values).check_teacher(cached=cached, negatives=False)

@@ -192,7 +192,7 @@ class _Builder:
         manifest, device = self._manifest, self._device
         documents = None if batch.documents is None else batch.documents.to(device)
         teacher = self._teacher(batch.inputs.to(device), documents)
-        targets = teacher_targets(teacher, manifest.topk, manifest.vocab_size)
+        targets = teacher_targets(teacher, manifest.topk)
         shape = batch.inputs.shape
         tensors = {
             "inputs": batch.inputs,

@@ -12,9 +12,9 @@ With 32 likeliest tokens that is 134 bytes for each token of a row.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import safetensors
@@ -126,12 +126,12 @@ class KDBatch(Batch):
 
     teacher: TeacherTargets = field(default_factory=lambda: _NO_TEACHER)
 
-    def flat_teacher(self) -> TeacherTargets:
-        """The distributions with one row for each token, as losses take them."""
-        ids, logprobs, tail, negatives, log_q = self.teacher
+    def flat_teacher(self, device: torch.device) -> TeacherTargets:
+        """The distributions on a device with one row for each token, as losses take them."""
+        ids, logprobs, tail, negatives = self.teacher
         return TeacherTargets(
-            ids.flatten(0, 1), logprobs.flatten(0, 1), tail.flatten(),
-            None if negatives is None else negatives.flatten(0, 1), log_q,
+            ids.flatten(0, 1).to(device), logprobs.flatten(0, 1).to(device), tail.flatten().to(device),
+            None if negatives is None else negatives.flatten(0, 1).to(device),
         )  # fmt: skip
 
 
@@ -141,7 +141,8 @@ class KDCache:
     def __init__(self, storage: Storage, manifest: CacheManifest) -> None:
         """Nothing is read yet; `open` finds the manifest."""
         self.storage, self.manifest = storage, manifest
-        self._open: OrderedDict[int, dict[str, Tensor]] = OrderedDict()
+        self.shard = lru_cache(_OPEN_SHARDS)(self._load_shard)
+        """The tensors of a shard as they are stored."""
 
     @classmethod
     def open(cls, location: str) -> KDCache:
@@ -161,7 +162,7 @@ class KDCache:
             raise UserError(f"{storage.path(MANIFEST)} does not list all rows", fix="Build the cache anew.")
         return cls(storage, manifest)
 
-    def check(self, *, tokenizer: str, teacher: str | None = None, corpus: str | None = None) -> None:
+    def check(self, *, tokenizer: str, teacher: str, corpus: str) -> None:
         """Refuse a cache of something else than what is named by these hashes.
 
         Raises:
@@ -170,7 +171,7 @@ class KDCache:
         expected = {"tokenizer": tokenizer, "teacher": teacher, "corpus": corpus}
         for name, value in expected.items():
             cached = getattr(self.manifest, name)
-            if value is not None and value != cached:
+            if value != cached:
                 raise UserError(
                     f"{self.storage.location} was made with another {name} ({cached[:12]}, not {value[:12]})",
                     fix="Build a cache with 'cpplm compress cache build', or name what this one is of.",
@@ -199,18 +200,8 @@ class KDCache:
             raise UserError(f"{path} is damaged: its hash is not the one in {MANIFEST}", fix=fix)
         return data
 
-    def shard(self, number: int) -> dict[str, Tensor]:
-        """The tensors of a shard as they are stored.
-
-        Raises:
-            UserError: it is missing, truncated or altered; the message names it.
-        """
-        if number not in self._open:
-            tensors = safetensors.torch.load(self._read(number))
-            self._open[number] = tensors
-            if len(self._open) > _OPEN_SHARDS:
-                self._open.popitem(last=False)
-        return self._open[number]
+    def _load_shard(self, number: int) -> dict[str, Tensor]:
+        return safetensors.torch.load(self._read(number))
 
     def batches(
         self, start_row: int, rows_per_batch: int, rank: int = 0, world_size: int = 1
@@ -242,15 +233,9 @@ class KDCache:
             LoaderState(past, seq_len=self.manifest.seq_len, seed=self.manifest.seed),
             rows.get("documents"),
             TeacherTargets(
-                rows["topk_ids"], rows["topk_logprobs"], rows["tail_logprob"],
-                rows.get("negative_ids"), log_q(self.manifest.vocab_size),
+                rows["topk_ids"], rows["topk_logprobs"], rows["tail_logprob"], rows.get("negative_ids")
             ),
         )  # fmt: skip
-
-
-def log_q(vocab_size: int) -> float:
-    """The log-probability of a token among those drawn uniformly."""
-    return -float(torch.tensor(float(vocab_size), dtype=torch.float64).log())
 
 
 def pack(tensor: Tensor, limit: int) -> Tensor:

@@ -44,24 +44,20 @@ class _FullKL(torch.autograd.Function):
         ctx: Any, hidden_NC: Tensor, head_VC: Tensor, student: OutputHead, teacher: OutputHead,
         counted_N: Tensor, temperature: float, gradients: bool,
     ) -> Tensor:  # fmt: skip
-        vocab_size, cap = student.vocab_size, student.softcap or 0.0
-        sums = HeadGradients(hidden_NC, head_VC, vocab_size, gradients and ctx.needs_input_grad[1])
+        sums = HeadGradients(student, gradients and ctx.needs_input_grad[1])
         shares_N = counted_N.to(accum_dtype(hidden_NC.dtype))
         shares_N /= shares_N.sum().clamp(min=1)
         total = shares_N.new_zeros(())
-        for chunk in logit_chunks(hidden_NC, vocab_size):
-            logits_RU = capped_logits(hidden_NC[chunk], head_VC, vocab_size, cap)
-            goals_RU = capped_logits(
-                teacher.hidden_NC[chunk], teacher.head_VC, vocab_size, teacher.softcap or 0.0
-            )
-            goals_RU = (goals_RU / temperature).log_softmax(1)
+        for chunk in logit_chunks(student):
+            logits_RU = capped_logits(student, chunk)
+            goals_RU = (capped_logits(teacher, chunk) / temperature).log_softmax(1)
             logprobs_RU = (logits_RU / temperature).log_softmax(1)
             probs_RU = goals_RU.exp()
             divergences_R = goals_RU.sub_(logprobs_RU).mul_(probs_RU).sum(1)
             total += temperature**2 * (divergences_R * shares_N[chunk]).sum()
             if gradients:
                 of_logits_RU = logprobs_RU.exp_().sub_(probs_RU).mul_(temperature * shares_N[chunk, None])
-                uncap_gradient(of_logits_RU, logits_RU, cap)
+                uncap_gradient(of_logits_RU, logits_RU, student.softcap)
                 sums.add(chunk, of_logits_RU)
         ctx.save_for_backward(*sums.results())
         return total

@@ -18,7 +18,7 @@ from torch import Tensor
 from cpplm.compress.kd.full_kl import full_kl
 from cpplm.compress.kd.settings import KDLossSettings
 from cpplm.compress.kd.sparse_head import OutputHead, rest_logsumexp, sparse_logits
-from cpplm.compress.kd.targets import OnlineTeacher, TeacherTargets, teacher_targets
+from cpplm.compress.kd.targets import TeacherTargets, teacher_targets
 from cpplm.model.kernels.chunked_loss import MAX_SOFTCAP
 from cpplm.model.kernels.loss import linear_cross_entropy
 from cpplm.tokenizer.special_tokens import IGNORE_INDEX
@@ -43,44 +43,31 @@ class DistillationLoss(NamedTuple):
 
 
 def distillation_loss(
-    hidden_NC: Tensor,
-    head_VC: Tensor,
+    head: OutputHead,
     labels_N: Tensor,
-    teacher: TeacherTargets | OnlineTeacher,
+    teacher: TeacherTargets | OutputHead,
     settings: KDLossSettings,
     *,
     progress: float,
-    vocab_size: int,
-    softcap: float | None = None,
-    anchor: tuple[Tensor, TeacherTargets | OnlineTeacher] | None = None,
+    anchor: tuple[Tensor, TeacherTargets] | None = None,
 ) -> DistillationLoss:
     """The loss of one batch: a mean over the rows whose label counts, 0 where there is none.
 
     Args:
-        hidden_NC: the student's states before its output head.
-        head_VC: the head's weight; rows from `vocab_size` on are padding.
+        head: the student's.
         labels_N: the text's own next tokens; rows of `IGNORE_INDEX` count nothing.
-        teacher: of the same rows.
-        settings: the losses and their weights.
+        teacher: of the same rows, what a cache holds of it or, where it runs beside, all of it.
+        settings: the losses and their weights, which that teacher has all for (`check_teacher`).
         progress: share of the run that is over.
-        vocab_size: tokens.
-        softcap: of the student's logits; 0 or None for none.
         anchor: the student's states of the rows that it is held to, and the starting model's distributions
             there.
-
-    Raises:
-        UserError: the settings need something that this teacher does not have.
     """
-    online = isinstance(teacher, OnlineTeacher)
-    negatives = isinstance(teacher, TeacherTargets) and teacher.negative_ids_NR is not None
-    settings.check_teacher(cached=not online, negatives=negatives)
-    head = OutputHead(hidden_NC, head_VC, vocab_size, softcap)
     weights = {
         name: weight
         for name, weight in settings.weights(progress).items()
         if weight and (name != "anchor_weight" or anchor)
     }
-    if isinstance(teacher, OnlineTeacher):
+    if isinstance(teacher, OutputHead):
         parts = _online_parts(head, labels_N, teacher, settings, weights)
     else:
         parts = _cached_parts(head, labels_N, teacher, settings, weights)
@@ -88,7 +75,7 @@ def distillation_loss(
         parts["hard_full_weight"] = cross_entropy(head, labels_N)
     if anchor and "anchor_weight" in weights:
         parts["anchor_weight"] = anchor_kl(head._replace(hidden_NC=anchor[0]), anchor[1])
-    total = 0.0 * hidden_NC.sum()  # a gradient of 0 if no part has one
+    total = 0.0 * head.hidden_NC.sum()  # a gradient of 0 if no part has one
     for name, part in parts.items():
         total = total + weights[name] * part
     return DistillationLoss(
@@ -99,15 +86,16 @@ def distillation_loss(
 def _online_parts(
     head: OutputHead,
     labels_N: Tensor,
-    teacher: OnlineTeacher,
+    teacher: OutputHead,
     settings: KDLossSettings,
     weights: dict[str, float],
 ) -> dict[str, Tensor]:
     parts, counted_N = {}, labels_N != IGNORE_INDEX
+    teacher = teacher._replace(vocab_size=head.vocab_size)  # the same tokens, perhaps with other padding
     if "kd_weight" in weights:
-        parts["kd_weight"] = full_kl(head, teacher.head(head.vocab_size), counted_N, settings.temperature)
+        parts["kd_weight"] = full_kl(head, teacher, counted_N, settings.temperature)
     if "hard_top1_weight" in weights:
-        top1_N = teacher_targets(teacher, 1, head.vocab_size).topk_ids_NK[:, 0]
+        top1_N = teacher_targets(teacher, 1).topk_ids_NK[:, 0]
         parts["hard_top1_weight"] = cross_entropy(head, top1_N.where(counted_N, IGNORE_INDEX))
     return parts
 
@@ -129,12 +117,12 @@ def _cached_parts(
         rest_N = rest_logsumexp(head, targets.topk_ids_NK)
         parts["kd_weight"] = _mean(topk_tail_kl(logits.topk_NK, rest_N, targets), counted_N)
     if "hard_top1_weight" in weights and settings.no_full_logits:
-        values_N = sampled_ce(logits, targets, top1_N, logits.topk_NK[:, 0])
+        values_N = sampled_ce(head.vocab_size, logits, targets, top1_N, logits.topk_NK[:, 0])
         parts["hard_top1_weight"] = _mean(values_N, counted_N)
     elif "hard_top1_weight" in weights:
         parts["hard_top1_weight"] = cross_entropy(head, top1_N.where(counted_N, IGNORE_INDEX))
     if "sampled_ce_weight" in weights:
-        values_N = sampled_ce(logits, targets, labels_N, logits.label_N)
+        values_N = sampled_ce(head.vocab_size, logits, targets, labels_N, logits.label_N)
         parts["sampled_ce_weight"] = _mean(values_N, counted_N)
     return parts
 
@@ -148,7 +136,7 @@ def candidate_logits(head: OutputHead, labels_N: Tensor, targets: TeacherTargets
     """Compute what the losses of few tokens need."""
     negatives_NR = targets.negative_ids_NR
     ids = [targets.topk_ids_NK, *([] if negatives_NR is None else [negatives_NR]), labels_N[:, None]]
-    logits_NM = sparse_logits(head.hidden_NC, head.head_VC, torch.cat(ids, 1), softcap=head.softcap)
+    logits_NM = sparse_logits(head, torch.cat(ids, 1))
     topk = targets.topk_ids_NK.size(1)
     return CandidateLogits(logits_NM[:, :topk], logits_NM[:, topk:-1], logits_NM[:, -1])
 
@@ -176,12 +164,13 @@ def topk_tail_kl(logits_NK: Tensor, rest_N: Tensor, targets: TeacherTargets) -> 
 
 
 def sampled_ce(
-    logits: CandidateLogits, targets: TeacherTargets, target_N: Tensor, target_logit_N: Tensor
-) -> Tensor:
+    vocab_size: int, logits: CandidateLogits, targets: TeacherTargets, target_N: Tensor,
+    target_logit_N: Tensor,
+) -> Tensor:  # fmt: skip
     """Cross-entropy whose sum over the vocabulary is estimated, N.
 
     The target and the teacher's likeliest tokens count as they are, each once. Negatives stand for all other
-    tokens: with q the probability of drawing one, the sum of exp(logit) / (R q) estimates theirs without bias
+    tokens: with q = 1 / V the probability of drawing one, exp(logit) / (R q) estimates their sum without bias
     (logQ correction, Bengio and Senecal 2008). Those that are the target or among the likeliest are left out:
     they are in the sum already.
     """
@@ -190,7 +179,7 @@ def sampled_ce(
     if targets.negative_ids_NR is not None:
         ids_NR = targets.negative_ids_NR
         counted_twice = (ids_NR == target_N[:, None]) | _contained(ids_NR, targets.topk_ids_NK)
-        expected = math.log(ids_NR.size(1)) + targets.negative_log_q
+        expected = math.log(ids_NR.size(1)) - math.log(vocab_size)
         terms.append((logits.negatives_NR - expected).masked_fill(counted_twice, -torch.inf))
     return torch.cat(terms, 1).logsumexp(1) - target_logit_N
 
@@ -209,15 +198,10 @@ def cross_entropy(head: OutputHead, targets_N: Tensor) -> Tensor:
             head.hidden_NC, head.head_VC, targets_N, vocab_size=head.vocab_size, softcap=head.softcap
         )
     target_N1 = targets_N.clamp(min=0).unsqueeze(1)
-    target_logit_N1 = sparse_logits(head.hidden_NC, head.head_VC, target_N1, softcap=head.softcap)
-    values_N = rest_logsumexp(head, None) - target_logit_N1[:, 0]
+    values_N = rest_logsumexp(head, None) - sparse_logits(head, target_N1)[:, 0]
     return _mean(values_N, targets_N != IGNORE_INDEX)
 
 
-def anchor_kl(head: OutputHead, reference: TeacherTargets | OnlineTeacher) -> Tensor:
+def anchor_kl(head: OutputHead, reference: TeacherTargets) -> Tensor:
     """The divergence from the starting model at temperature 1, the mean over all rows."""
-    if isinstance(reference, OnlineTeacher):
-        counted_N = torch.ones(len(head.hidden_NC), dtype=torch.bool, device=head.hidden_NC.device)
-        return full_kl(head, reference.head(head.vocab_size), counted_N)
-    logits_NK = sparse_logits(head.hidden_NC, head.head_VC, reference.topk_ids_NK, softcap=head.softcap)
-    return topk_kl(logits_NK, reference).mean()
+    return topk_kl(sparse_logits(head, reference.topk_ids_NK), reference).mean()

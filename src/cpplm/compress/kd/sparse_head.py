@@ -45,22 +45,16 @@ class OutputHead(NamedTuple):
     softcap: float | None = None
 
 
-def sparse_logits(
-    hidden_NC: Tensor, head_VC: Tensor, ids_NM: Tensor, *, softcap: float | None = None
-) -> Tensor:
+def sparse_logits(head: OutputHead, ids_NM: Tensor) -> Tensor:
     """Logits of some tokens in each row, NM, in float32 or better.
 
     The products are in the dtype of the head. Neither [N, M, C] nor [N, V] is made, forward or backward; of a
-    head that needs a gradient there is a dense one.
-
-    Args:
-        hidden_NC: states before the output head.
-        head_VC: its weight.
-        ids_NM: tokens, int64; repeated ones are fine.
-        softcap: logits lie between this and its negative; 0 or None for no bound.
+    head that needs a gradient there is a dense one. Ids, int64, may be repeated.
     """
-    products_NM: Tensor = _SparseProducts.apply(hidden_NC, head_VC, ids_NM)  # type: ignore[no-untyped-call]
-    return softcap * torch.tanh(products_NM / softcap) if softcap else products_NM
+    products_NM: Tensor = _SparseProducts.apply(  # type: ignore[no-untyped-call]
+        head.hidden_NC, head.head_VC, ids_NM
+    )
+    return head.softcap * torch.tanh(products_NM / head.softcap) if head.softcap else products_NM
 
 
 class _SparseProducts(torch.autograd.Function):
@@ -108,7 +102,7 @@ def rest_logsumexp(head: OutputHead, left_out_NK: Tensor | None) -> Tensor:
     computed again in the backward pass.
     """
     rest_N: Tensor = _RestLogSumExp.apply(  # type: ignore[no-untyped-call]
-        head.hidden_NC, head.head_VC, left_out_NK, head.vocab_size, head.softcap or 0.0
+        head.hidden_NC, head.head_VC, left_out_NK, head.vocab_size, head.softcap
     )
     return rest_N
 
@@ -118,54 +112,58 @@ class _RestLogSumExp(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden_NC: Tensor, head_VC: Tensor, left_out_NK: Tensor | None, vocab_size: int, cap: float
-    ) -> Tensor:
+        ctx: Any, hidden_NC: Tensor, head_VC: Tensor, left_out_NK: Tensor | None, vocab_size: int,
+        softcap: float | None,
+    ) -> Tensor:  # fmt: skip
+        head = OutputHead(hidden_NC, head_VC, vocab_size, softcap)
         rest_N = torch.empty(len(hidden_NC), dtype=accum_dtype(hidden_NC.dtype), device=hidden_NC.device)
-        for chunk in logit_chunks(hidden_NC, vocab_size):
-            logits_RU = capped_logits(hidden_NC[chunk], head_VC, vocab_size, cap)
+        for chunk in logit_chunks(head):
+            logits_RU = capped_logits(head, chunk)
             if left_out_NK is not None:
                 logits_RU.scatter_(1, left_out_NK[chunk], -torch.inf)
             rest_N[chunk] = logsumexp_inplace(logits_RU)
         ctx.save_for_backward(hidden_NC, head_VC, left_out_NK, rest_N)
-        ctx.vocab_size, ctx.cap = vocab_size, cap
+        ctx.vocab_size, ctx.softcap = vocab_size, softcap
         return rest_N
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         hidden_NC, head_VC, left_out_NK, rest_N = ctx.saved_tensors
-        gradients = HeadGradients(hidden_NC, head_VC, ctx.vocab_size, ctx.needs_input_grad[1])
-        for chunk in logit_chunks(hidden_NC, ctx.vocab_size):
-            logits_RU = capped_logits(hidden_NC[chunk], head_VC, ctx.vocab_size, ctx.cap)
+        head = OutputHead(hidden_NC, head_VC, ctx.vocab_size, ctx.softcap)
+        gradients = HeadGradients(head, ctx.needs_input_grad[1])
+        for chunk in logit_chunks(head):
+            logits_RU = capped_logits(head, chunk)
             of_logits_RU = (logits_RU - rest_N[chunk, None]).exp_().mul_(upstream[0][chunk, None])
-            uncap_gradient(of_logits_RU, logits_RU, ctx.cap)
+            uncap_gradient(of_logits_RU, logits_RU, ctx.softcap)
             if left_out_NK is not None:  # last, since they may have overflowed
                 of_logits_RU.scatter_(1, left_out_NK[chunk], 0.0)
             gradients.add(chunk, of_logits_RU)
         return *gradients.results(), None, None, None
 
 
-def logit_chunks(hidden_NC: Tensor, vocab_size: int) -> Iterator[slice]:
+def logit_chunks(head: OutputHead) -> Iterator[slice]:
     """Slices of rows, so that the logits of one take few bytes."""
-    bytes_of_row = vocab_size * accum_dtype(hidden_NC.dtype).itemsize
-    budget = _CHUNK_BYTES.get(hidden_NC.device.type, _CHUNK_BYTES_ELSEWHERE)
-    return _chunks(len(hidden_NC), max(1, budget // bytes_of_row))
+    bytes_of_row = head.vocab_size * accum_dtype(head.hidden_NC.dtype).itemsize
+    budget = _CHUNK_BYTES.get(head.hidden_NC.device.type, _CHUNK_BYTES_ELSEWHERE)
+    return _chunks(len(head.hidden_NC), max(1, budget // bytes_of_row))
 
 
 def _chunks(count: int, size: int) -> Iterator[slice]:
     return (slice(first, first + size) for first in range(0, count, size))
 
 
-def capped_logits(hidden_RC: Tensor, head_VC: Tensor, vocab_size: int, cap: float) -> Tensor:
-    """All logits of some rows, RU, in float32 or better; a fresh tensor. `cap` 0 is none."""
-    product_RU = hidden_RC @ head_VC[:vocab_size].to(hidden_RC.dtype).T
+def capped_logits(head: OutputHead, rows: slice) -> Tensor:
+    """All logits of some rows, RU, in float32 or better; a fresh tensor."""
+    hidden_RC, cap = head.hidden_NC[rows], head.softcap
+    product_RU = hidden_RC @ head.head_VC[: head.vocab_size].to(hidden_RC.dtype).T
     logits_RU = product_RU.to(accum_dtype(product_RU.dtype))
     return logits_RU.div_(cap).tanh_().mul_(cap) if cap else logits_RU
 
 
-def uncap_gradient(of_logits_RU: Tensor, logits_RU: Tensor, cap: float) -> None:
+def uncap_gradient(of_logits_RU: Tensor, logits_RU: Tensor, softcap: float | None) -> None:
     """Turn the gradient of capped logits into that of the products, in place; the logits are used up."""
-    if cap:
-        of_logits_RU.addcmul_(of_logits_RU, logits_RU.square_(), value=-1 / cap**2)
+    if softcap:
+        of_logits_RU.addcmul_(of_logits_RU, logits_RU.square_(), value=-1 / softcap**2)
 
 
 def logsumexp_inplace(logits_RU: Tensor) -> Tensor:
@@ -178,21 +176,22 @@ def logsumexp_inplace(logits_RU: Tensor) -> Tensor:
 class HeadGradients:
     """Gradients of hidden states and head, from those of the products, chunk after chunk."""
 
-    def __init__(self, hidden_NC: Tensor, head_VC: Tensor, vocab_size: int, of_head: bool) -> None:
+    def __init__(self, head: OutputHead, of_head: bool) -> None:
         """Room for them; with `of_head` also for the head's."""
-        self._hidden_NC, self._head_VC, self._vocab_size = hidden_NC, head_VC, vocab_size
-        self._of_hidden_NC = torch.empty_like(hidden_NC)
+        self._head = head
+        self._of_hidden_NC = torch.empty_like(head.hidden_NC)
         self._of_head_VC = None
         if of_head:
-            self._of_head_VC = torch.zeros_like(head_VC, dtype=accum_dtype(head_VC.dtype))
+            self._of_head_VC = torch.zeros_like(head.head_VC, dtype=accum_dtype(head.head_VC.dtype))
 
     def add(self, chunk: slice, of_products_RU: Tensor) -> None:
         """The share of a chunk of rows."""
-        hidden_RC, of_products_RU = self._hidden_NC[chunk], of_products_RU.to(self._hidden_NC.dtype)
-        head_UC = self._head_VC[: self._vocab_size].to(hidden_RC.dtype)
+        head, hidden_RC = self._head, self._head.hidden_NC[chunk]
+        of_products_RU = of_products_RU.to(hidden_RC.dtype)
+        head_UC = head.head_VC[: head.vocab_size].to(hidden_RC.dtype)
         torch.mm(of_products_RU, head_UC, out=self._of_hidden_NC[chunk])
         if self._of_head_VC is not None:
-            sum_UC = self._of_head_VC[: self._vocab_size]
+            sum_UC = self._of_head_VC[: head.vocab_size]
             if sum_UC.dtype == hidden_RC.dtype:
                 sum_UC.addmm_(of_products_RU.T, hidden_RC)
             else:
@@ -201,4 +200,4 @@ class HeadGradients:
     def results(self) -> tuple[Tensor, Tensor | None]:
         """Both, in the dtypes of what they are gradients of."""
         of_head = self._of_head_VC
-        return self._of_hidden_NC, None if of_head is None else of_head.to(self._head_VC.dtype)
+        return self._of_hidden_NC, None if of_head is None else of_head.to(self._head.head_VC.dtype)

@@ -1,4 +1,4 @@
-"""The teacher's distributions, as losses take them: the likeliest tokens of each row, or a model beside."""
+"""The likeliest tokens of a teacher in each row, which are all that a cache holds of its distributions."""
 
 from __future__ import annotations
 
@@ -17,50 +17,28 @@ class TeacherTargets(NamedTuple):
         topk_ids_NK: its likeliest tokens, the first one first, int64.
         topk_logprobs_NK: their log-probabilities over the whole vocabulary, at temperature 1, float32.
         tail_logprob_N: the log of what the others have together; -inf where there is none.
-        negative_ids_NR: tokens drawn from a proposal, int64; None if none were.
-        negative_log_q: log-probability of each in the proposal; for the uniform one the negative log of V.
+        negative_ids_NR: tokens drawn uniformly from all, int64; None if none were.
     """
 
     topk_ids_NK: Tensor
     topk_logprobs_NK: Tensor
     tail_logprob_N: Tensor
     negative_ids_NR: Tensor | None = None
-    negative_log_q: float = 0.0
-
-
-class OnlineTeacher(NamedTuple):
-    """A teacher that runs beside the student: its states before its output head, and that.
-
-    Attributes:
-        hidden_NC: of the same rows as the student's, of any width.
-        head_VC: weight; its first rows are the student's vocabulary.
-        softcap: of its logits; 0 or None for none.
-    """
-
-    hidden_NC: Tensor
-    head_VC: Tensor
-    softcap: float | None = None
-
-    def head(self, vocab_size: int) -> OutputHead:
-        """With the student's vocabulary."""
-        return OutputHead(self.hidden_NC, self.head_VC, vocab_size, self.softcap)
 
 
 @torch.no_grad()
-def teacher_targets(teacher: OnlineTeacher, topk: int, vocab_size: int) -> TeacherTargets:
+def teacher_targets(teacher: OutputHead, topk: int) -> TeacherTargets:
     """The likeliest `topk` tokens of each row, without ever holding the logits of all rows."""
     rows, device = len(teacher.hidden_NC), teacher.hidden_NC.device
     ids_NK = torch.empty(rows, topk, dtype=torch.int64, device=device)
     logprobs_NK = torch.empty(rows, topk, dtype=torch.float32, device=device)
     tail_N = torch.empty(rows, dtype=torch.float32, device=device)
-    for chunk in logit_chunks(teacher.hidden_NC, vocab_size):
-        logits_RU = capped_logits(
-            teacher.hidden_NC[chunk], teacher.head_VC, vocab_size, teacher.softcap or 0.0
-        )
+    for chunk in logit_chunks(teacher):
+        logits_RU = capped_logits(teacher, chunk)
         top_RK, ids_NK[chunk] = logits_RU.topk(topk, dim=1)
         rest_R = logsumexp_inplace(logits_RU.scatter_(1, ids_NK[chunk], -torch.inf))
         total_R = torch.logaddexp(top_RK.logsumexp(1), rest_R)
         logprobs_NK[chunk], tail_N[chunk] = top_RK - total_R[:, None], rest_R - total_R
-    if topk == vocab_size:
+    if topk == teacher.vocab_size:
         tail_N.fill_(-torch.inf)
     return TeacherTargets(ids_NK, logprobs_NK, tail_N)

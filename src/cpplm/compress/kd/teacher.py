@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cpplm.compress.kd.targets import OnlineTeacher
+from cpplm.compress.kd.sparse_head import OutputHead
 from cpplm.core.storage import is_hf_folder
 from cpplm.model.transformer import Transformer
 from cpplm.post_training.hf_documents import document_tokenizer
@@ -20,7 +20,7 @@ from cpplm.train.checkpoint.format import Checkpoint
 from cpplm.train.checkpoint.parent import open_parent
 from cpplm.train.checkpoint.weights import load_model
 
-TeacherForward = Callable[[Tensor, Tensor | None], OnlineTeacher]
+TeacherForward = Callable[[Tensor, Tensor | None], OutputHead]
 """Distributions of ids and documents BT, a row for each token."""
 States = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
 """Hidden states BTC and the divergence of indexers, of ids and documents BT."""
@@ -68,11 +68,17 @@ def _load(source: Checkpoint, device: torch.device, dtype: torch.dtype, compilin
     states = states_of(model, compiling=compiling)
 
     @torch.no_grad()
-    def forward(ids_BT: Tensor, documents_BT: Tensor | None) -> OnlineTeacher:
+    def forward(ids_BT: Tensor, documents_BT: Tensor | None) -> OutputHead:
         hidden_BTC, _ = states(ids_BT, documents_BT)
-        return OnlineTeacher(hidden_BTC.flatten(0, 1), model.lm_head.weight, model.config.logit_softcap)
+        return output_head(model, hidden_BTC)
 
     return forward
+
+
+def output_head(model: Transformer, hidden_BTC: Tensor) -> OutputHead:
+    """The logits of a model behind its hidden states, a row for each token."""
+    config = model.config
+    return OutputHead(hidden_BTC.flatten(0, 1), model.lm_head.weight, config.vocab_size, config.logit_softcap)
 
 
 def states_of(model: Transformer, *, compiling: bool) -> States:
@@ -96,16 +102,19 @@ def hf_teacher(location: str) -> Teacher:
         UserError: there is none.
     """
     source = HfFolder(location)
-    load = partial(_load_hf, source)
-    return Teacher(source.record()["manifest"], document_tokenizer(source), source.row_length(-1), {}, load)
+    tokenizer = document_tokenizer(source)
+    load = partial(_load_hf, source, tokenizer.vocab_size)
+    return Teacher(source.record()["manifest"], tokenizer, source.row_length(-1), {}, load)
 
 
-def _load_hf(source: HfFolder, device: torch.device, dtype: torch.dtype, _: bool) -> TeacherForward:
+def _load_hf(
+    source: HfFolder, vocab_size: int, device: torch.device, dtype: torch.dtype, _: bool
+) -> TeacherForward:
     model = source.load(dtype).to(device).eval().requires_grad_(False)
     states = HfStates(model, str(source.folder))
 
     @torch.no_grad()
-    def forward(ids_BT: Tensor, documents_BT: Tensor | None) -> OnlineTeacher:
-        return OnlineTeacher(states(ids_BT, documents_BT).flatten(0, 1), states.head_VC)
+    def forward(ids_BT: Tensor, documents_BT: Tensor | None) -> OutputHead:
+        return OutputHead(states(ids_BT, documents_BT).flatten(0, 1), states.head_VC, vocab_size)
 
     return forward
