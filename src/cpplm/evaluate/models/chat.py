@@ -10,27 +10,67 @@ from pathlib import Path
 from cpplm.core.errors import UserError
 from cpplm.evaluate.models.code_model import ChatAnswer, Conversation, StopCondition
 from cpplm.generate.conversation import chat_request
-from cpplm.generate.engine import Engine
+from cpplm.generate.engine import Engine, RequestResult
+from cpplm.generate.sequence import CompletionOutput
 from cpplm.generate.settings import SamplingSettings, SchedulerLimits
 from cpplm.generate.tools.loop import ToolLoop
 from cpplm.generate.tools.toolbox import ToolBox
 
 
 @dataclass
-class _Chat:
-    """A conversation that is being answered."""
+class ToolChat:
+    """A conversation that is being answered.
 
-    number: int
+    Attributes:
+        loop: what is to be written next.
+        box: its tools, if there are any.
+        rounds: of each all that was read before, and what was written.
+        results: of the tools that were called.
+        failed: why there is no answer.
+    """
+
     loop: ToolLoop
     box: ToolBox | None
+    rounds: list[tuple[tuple[int, ...], CompletionOutput]] = field(default_factory=list)
     results: list[str] = field(default_factory=list)
+    failed: str = ""
 
-    def call_tools(self) -> None:
-        """Answer the call that waits, if there is one."""
-        while self.loop.call is not None:
-            result = "error: there are no tools" if self.box is None else self.box.call(self.loop.call)
-            self.results.append(result)
-            self.loop.add_result(result)
+    def take(self, result: RequestResult) -> None:
+        """Take what was written, and answer the call at its end, if there is one."""
+        if result.failed:
+            self.failed = result.failed
+            return
+        assert self.loop.request is not None  # noqa: S101  (it was answered)
+        (completion,) = result.completions
+        self.rounds.append((self.loop.request.ids, completion))
+        self.loop.add_completion(completion)
+        if self.loop.call is not None:
+            no_tools = "error: there are no tools"
+            self.results.append(no_tools if self.box is None else self.box.call(self.loop.call))
+            self.loop.add_result(self.results[-1])
+
+    @property
+    def is_over(self) -> bool:
+        """True if nothing more is to be written."""
+        return bool(self.failed) or self.loop.finish_reason is not None
+
+
+def answer_chats(
+    engine: Engine, chats: Sequence[ToolChat], limits: SchedulerLimits
+) -> Iterator[tuple[int, ToolChat]]:
+    """Each chat with its number, as soon as it is over.
+
+    Round by round: all write up to a call or the end; a call is answered before the next round.
+    """
+    waiting = list(enumerate(chats))
+    while waiting:
+        requests = (chat.loop.request for _, chat in waiting if chat.loop.request is not None)
+        for result in engine.complete_many(requests, limits):
+            number, chat = waiting[result.number]
+            chat.take(result)
+            if chat.is_over:
+                yield number, chat
+        waiting = [each for each in waiting if not each[1].is_over]
 
 
 def answer_conversations(
@@ -41,31 +81,16 @@ def answer_conversations(
     boxes: Sequence[ToolBox | None],
     rows: int,
 ) -> Iterator[tuple[int, ChatAnswer]]:
-    """Number and answer of each conversation.
-
-    Round by round: all write up to a call or the end, then all calls are answered.
-    """
-    waiting: list[_Chat] = []
-    for number, (conversation, box) in enumerate(zip(conversations, boxes, strict=True)):
+    """Number and answer of each conversation, as soon as it is there."""
+    chats = []
+    for conversation, box in zip(conversations, boxes, strict=True):
         request = replace(chat_request(engine, conversation, sampling), stop=stop)
-        loop = ToolLoop(engine.tokenizer, request, engine.model.config.max_seq_len)
-        waiting.append(_Chat(number, loop, box))
-    while waiting:
-        requests = (chat.loop.request for chat in waiting if chat.loop.request is not None)
-        going = []
-        for answer in engine.complete_many(requests, SchedulerLimits(max_batch=rows)):
-            chat = waiting[answer.number]
-            if answer.failed:
-                yield chat.number, ChatAnswer("", failed=answer.failed)
-                continue
-            chat.loop.add_completion(answer.completions[0])
-            chat.call_tools()
-            if chat.loop.finish_reason is None:
-                going.append(chat)
-            else:
-                completion = chat.loop.completion()
-                yield chat.number, ChatAnswer(completion.text, tuple(chat.results))
-        waiting = sorted(going, key=lambda chat: chat.number)
+        chats.append(ToolChat(ToolLoop(engine.tokenizer, request, engine.model.config.max_seq_len), box))
+    for number, chat in answer_chats(engine, chats, SchedulerLimits(max_batch=rows)):
+        if chat.failed:
+            yield number, ChatAnswer("", failed=chat.failed)
+        else:
+            yield number, ChatAnswer(chat.loop.completion().text, tuple(chat.results))
 
 
 def chat_template_ids(folder: Path, conversations: Sequence[Conversation]) -> Iterator[list[int]]:

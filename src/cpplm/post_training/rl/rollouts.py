@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from cpplm.core.progress import log_info
 from cpplm.core.storage import sha256
+from cpplm.evaluate.models.chat import ToolChat, answer_chats
 from cpplm.generate.engine import Engine, RequestResult
 from cpplm.generate.sequence import CompletionOutput, GenerationRequest
 from cpplm.generate.settings import SamplingSettings, SchedulerLimits
@@ -195,29 +196,19 @@ class RolloutSampler:
         )
 
     def _answer_with_tools(self, engine: Engine, groups: Sequence[Group]) -> None:
-        """Round by round: all write up to a call or the end, then all calls are answered."""
         context = engine.model.config.max_seq_len
         chats = [
-            _ToolChat(
-                group,
+            ToolChat(
                 ToolLoop(engine.tokenizer, self._request(group.question), context, number),
                 self._boxes[group.question.item.project].fresh(),
             )
             for group in groups
             for number in range(self._num_samples)
         ]
-        waiting = chats
-        while waiting:
-            requests = (chat.loop.request for chat in waiting if chat.loop.request is not None)
-            for result in engine.complete_many(requests, self._limits):
-                if result.failed:
-                    waiting[result.number].failed = True
-                else:
-                    waiting[result.number].take(result.completions[0])
-            waiting = [chat for chat in waiting if chat.loop.finish_reason is None and not chat.failed]
-        for chat in chats:
+        for number, chat in sorted(answer_chats(engine, chats, self._limits)):
+            group = groups[number // self._num_samples]
             if not chat.failed:
-                chat.group.trajectories.append(_trajectory(chat.group.question, chat.rounds, chat))
+                group.trajectories.append(_trajectory(group.question, chat.rounds, chat))
 
     def grade(self, group: Group) -> None:
         """Grade the answers of a group; those without a certain verdict, or any number for one, leave it."""
@@ -242,29 +233,10 @@ class RolloutSampler:
         group.uncertain = len(graded) - len(group.trajectories)
 
 
-@dataclass
-class _ToolChat:
-    group: Group
-    loop: ToolLoop
-    box: ToolBox
-    rounds: list[tuple[tuple[int, ...], CompletionOutput]] = field(default_factory=list)
-    """Of each: all that was read before, and what was written."""
-    results: list[str] = field(default_factory=list)
-    failed: bool = False
-
-    def take(self, completion: CompletionOutput) -> None:
-        assert self.loop.request is not None  # noqa: S101  (it was answered)
-        self.rounds.append((self.loop.request.ids, completion))
-        self.loop.add_completion(completion)
-        if self.loop.call is not None:
-            self.results.append(self.box.call(self.loop.call))
-            self.loop.add_result(self.results[-1])
-
-
 def _trajectory(
     question: Question,
     rounds: Sequence[tuple[tuple[int, ...], CompletionOutput]],
-    chat: _ToolChat | None = None,
+    chat: ToolChat | None = None,
 ) -> Trajectory:
     """The trajectory of what was written in some rounds, each behind what was read before it."""
     before, last = rounds[-1]
