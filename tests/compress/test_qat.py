@@ -37,7 +37,7 @@ RECIPE = "mlp=half2:g32,attn=half4:g32,embed=half4,head=half4"
 @pytest.fixture(scope="module")
 def base(corpus: Path, tokenizer_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = small_settings(corpus, tokenizer_path, tmp_path_factory.mktemp("base") / "run")
-    pretrain(dataclasses.replace(settings, aspect_ratio=32, max_seq_len=64, num_iterations=40))
+    pretrain(dataclasses.replace(settings, aspect_ratio=32, max_seq_len=64, num_iterations=40, eval_every=-1))
     return settings.out
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from cpplm.train.pretrain import pretrain
-from tests.train.conftest import small_settings
+from tests.train.conftest import activations_are_traced_once, small_settings
+
+__all__ = ["activations_are_traced_once"]  # a fixture of each test here
 
 
 def question(number: int) -> dict:

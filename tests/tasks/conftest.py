@@ -6,7 +6,8 @@ import pytest
 from dulwich import porcelain
 
 from cpplm.corpus.build import build
-from cpplm.tasks.build import build_tasks
+from cpplm.tasks.build import build_tasks, open_grader
+from cpplm.tasks.grader import Grader
 from cpplm.tasks.settings import TaskBuildSettings
 from tests.corpus.settings import compilable
 
@@ -103,3 +104,9 @@ def tasks(corpus: Path, projects: Path, tmp_path_factory: pytest.TempPathFactory
     out = tmp_path_factory.mktemp("tasks") / "tasks"
     build_tasks(settings(corpus, projects, out))
     return out
+
+
+@pytest.fixture(scope="session")
+def grader(tasks: Path) -> Grader:
+    """The grader of the tasks: to look at its compiler takes as long as some tests."""
+    return open_grader(tasks, (), 2)

@@ -11,6 +11,7 @@ from cpplm.core.shards import SPLITS
 from cpplm.judge.scoring import function_body
 from cpplm.tasks.audit import audit
 from cpplm.tasks.build import build_tasks, open_grader
+from cpplm.tasks.grader import Grader
 from cpplm.tasks.item import first_of_each_kind, read_tasks
 from cpplm.tasks.kind import Answer, Grade
 from cpplm.tasks.kinds import KINDS
@@ -53,16 +54,18 @@ def test_other_settings_are_refused(tasks: Path, corpus: Path, projects: Path) -
         build_tasks(settings(corpus, projects, tasks, seed=5))
 
 
-def test_audit_finds_nothing(tasks: Path) -> None:
-    report = audit(first_of_each_kind(read_tasks(tasks, "val"), 1), open_grader(tasks, (), 2))
+def test_audit_finds_nothing(tasks: Path, grader: Grader) -> None:
+    report = audit(first_of_each_kind(read_tasks(tasks, "val"), 1), grader)
     assert report.faults == []
     assert all(len(cheats) >= 17 for cheats in report.worst.values())
 
 
-def test_audit_finds_a_grader_that_is_too_kind(tasks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audit_finds_a_grader_that_is_too_kind(
+    tasks: Path, grader: Grader, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("cpplm.tasks.fix._look", lambda item, answer: Grade(1.0, "kind"))
     items = read_tasks(tasks, "val", ["fix"])[:1]
-    report = audit(items, open_grader(tasks, (), 2))
+    report = audit(items, grader)
     assert any("is worth 1.0" in fault for fault in report.faults)
 
 
@@ -84,30 +87,28 @@ def test_no_tasks_without_a_corpus(tmp_path: Path) -> None:
 # ---- what answers are worth -------------------------------------------------------------------------------
 
 
-def grades(tasks: Path, kind: str, *answers: str, level: str = "") -> list[float]:
-    item = next(i for i in read_tasks(tasks, "train", [kind]) if level in i.level)
+def grades(tasks: Path, grader: Grader, kind: str, *answers: str) -> list[float]:
+    item = read_tasks(tasks, "train", [kind])[0]
     texts = [text.format(gold=item.answer) if "{gold}" in text else text for text in answers]
     pairs = [(item, Answer(KINDS[kind].cut(text))) for text in texts]
-    return [grade.reward for grade in KINDS[kind].grade(pairs, open_grader(tasks, (), 2))]
+    return [grade.reward for grade in KINDS[kind].grade(pairs, grader)]
 
 
-def test_fix_wants_the_words_of_the_line(tasks: Path) -> None:
+def test_fix_wants_the_words_of_the_line(tasks: Path, grader: Grader) -> None:
     other = "x = unrelated(5, 6) + other->thing[7];"
-    assert grades(tasks, "fix", "{gold}", "\n  {gold}\nmore", "", other) == [1, 1, 0, 0]
+    assert grades(tasks, grader, "fix", "{gold}", "\n  {gold}\nmore", "", other) == [1, 1, 0, 0]
 
 
-def test_denoise_wants_the_line_itself_and_has_more_than_fix(tasks: Path) -> None:
-    assert grades(tasks, "denoise", "{gold}", "", "int unrelated = 5;") == [1, 0, 0]
+def test_denoise_wants_the_line_itself_and_has_more_than_fix(tasks: Path, grader: Grader) -> None:
+    assert grades(tasks, grader, "denoise", "{gold}", "", "int unrelated = 5;") == [1, 0, 0]
     items = read_tasks(tasks, "train", ["denoise"])
     assert len({item.answer for item in items}) == len(items)
     assert not any("error:" in item.prompt.rsplit("Line ", 1)[1] for item in items)
 
 
-def test_fix_takes_other_punctuation_that_compiles(tasks: Path) -> None:
+def test_fix_takes_other_punctuation_that_compiles(tasks: Path, grader: Grader) -> None:
     items = [i for i in read_tasks(tasks, "train", ["fix"]) if i.answer.endswith(";")]
-    found = KINDS["fix"].grade(
-        [(item, Answer(item.answer + ";")) for item in items], open_grader(tasks, (), 2)
-    )
+    found = KINDS["fix"].grade([(item, Answer(item.answer + ";")) for item in items], grader)
     assert any(grade.solved and not grade.exact for grade in found)
 
 
@@ -118,8 +119,8 @@ def test_fix_shows_the_compilers_message(tasks: Path) -> None:
         assert item.data["before"] + item.answer + item.data["after"] != item.prompt
 
 
-def test_bodies_are_tested(tasks: Path) -> None:
-    assert grades(tasks, "tiny", "{gold}", "return 1;\n}", "}", "return") == [1, 0.1, 0, 0]
+def test_bodies_are_tested(tasks: Path, grader: Grader) -> None:
+    assert grades(tasks, grader, "tiny", "{gold}", "return 1;\n}", "}", "return") == [1, 0.1, 0, 0]
 
 
 @pytest.mark.slow
@@ -127,26 +128,26 @@ def test_own_has_tests_that_catch_mutants_and_cheats(corpus: Path, projects: Pat
     tasks = tmp_path / "tasks"
     build_tasks(settings(corpus, projects, tasks, kinds=("own",)))
     assert audit(read_tasks(tasks, "val"), open_grader(tasks, (), 2)).faults == []
-    assert grades(tasks, "own", "{gold}", "return 1;\n}", "}") == [1, 0.1, 0]
+    assert grades(tasks, open_grader(tasks, (), 2), "own", "{gold}", "return 1;\n}", "}") == [1, 0.1, 0]
     items = read_tasks(tasks, "train", ["own"])
     assert {item.level for item in items} == {"body", "second half", "last statement"}
     assert all(function_body(item.answer).complete for item in items)
 
 
-def test_ask_wants_what_was_read(tasks: Path) -> None:
+def test_ask_wants_what_was_read(tasks: Path, grader: Grader) -> None:
     item = read_tasks(tasks, "val", ["ask"])[0]
     result = item.data["result"]
     answers = [(item.answer, (result,)), (item.answer, ()), (item.answer, ("other",)), ("x.h:1", (result,)),
                (item.answer, ("error: no such tool",))]  # fmt: skip
-    found = KINDS["ask"].grade([(item, Answer(*each)) for each in answers], open_grader(tasks, (), 1))
+    found = KINDS["ask"].grade([(item, Answer(*each)) for each in answers], grader)
     assert [grade.reward for grade in found] == [1, 0, 0.1, 0.1, 0]
 
 
-def test_commit_is_the_change(tasks: Path) -> None:
+def test_commit_is_the_change(tasks: Path, grader: Grader) -> None:
     item = read_tasks(tasks, "train", ["commit"])[0]
     assert "weigh" in item.prompt
     assert item.data["before"] != KINDS["commit"].cut(item.answer)
-    assert grades(tasks, "commit", "{gold}", item.data["before"], "x") == [1, 0, 0.1]
+    assert grades(tasks, grader, "commit", "{gold}", item.data["before"], "x") == [1, 0, 0.1]
 
 
 def test_turns_call_tools_for_real(tasks: Path) -> None:

@@ -160,11 +160,20 @@ def test_a_heartbeat_that_cannot_be_written_is_said_once_and_tried_again(
 # ---- fencing ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("heartbeat_seconds", "steps"), [(0.05, 1000), (3600.0, 8)])
+@pytest.mark.parametrize(
+    ("run", "heartbeat_seconds", "steps"),
+    [
+        ("s3", 0.05, 1000),
+        ("folder", 3600.0, 8),
+        pytest.param("folder", 0.05, 1000, marks=pytest.mark.slow),
+        pytest.param("s3", 3600.0, 8, marks=pytest.mark.slow),
+    ],
+    indirect=["run"],
+)
 def test_an_attempt_that_was_taken_over_stops_and_commits_nothing_more(
+    run: Storage,
     heartbeat_seconds: float,
     steps: int,
-    run: Storage,
     settings: TrainSettings,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

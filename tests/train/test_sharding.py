@@ -107,9 +107,8 @@ def together(files: list[Path]) -> dict[str, Any]:
 
 
 def observe(dist: DistContext, folder: Path) -> None:
-    """The ranks train from the start, and from the middle of one process' training."""
-    start, middle = (torch.load(folder / f"{name}.pt", weights_only=True) for name in ("start", "middle"))
-    model, optimizer = build(dist, start)
+    """The ranks train from the start."""
+    model, optimizer = build(dist, torch.load(folder / "start.pt", weights_only=True))
     found: dict[str, Any] = {"figures": train(dist, model, optimizer, range(HALF))}
     with torch.no_grad():  # amid training: nothing gathered for it may be used after the next step
         found["validation"] = float(model.loss(*batch(99)))
@@ -117,11 +116,8 @@ def observe(dist: DistContext, folder: Path) -> None:
     found["figures"] += train(dist, model, optimizer, range(HALF, STEPS))
     found["end"] = saved_by(dist, model, optimizer)
     found["sizes"] = dist.gather_objects(sizes(model, optimizer))
-    model, optimizer = build(dist, middle)
-    found["continued"] = train(dist, model, optimizer, range(HALF, STEPS))
     torch.save(found, folder / f"rank{dist.rank}.pt")
     talk(dist, folder)  # while the processes are there
-    observe_everything(dist, folder)
 
 
 def sizes(model: Transformer, optimizer: MuonAdamW) -> dict[str, int]:
@@ -181,9 +177,9 @@ def test_the_end_is_that_of_one_process(found: dict[str, Any], reference: dict[s
 
 
 @pytest.mark.slow
-def test_ranks_continue_what_one_process_saved(found: dict[str, Any], reference: dict[str, Any]) -> None:
+def test_ranks_continue_what_one_process_saved(more: dict[str, Any], reference: dict[str, Any]) -> None:
     expected = torch.tensor(reference["figures"][HALF:])
-    torch.testing.assert_close(torch.tensor(found["continued"]), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.tensor(more["continued"]), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -203,9 +199,14 @@ def test_estimates_of_weights_and_state_are_exact(found: dict[str, Any]) -> None
     assert memory.optimizer_state == 4 * found["sizes"][0]["state"]
 
 
-def observe_everything(dist: DistContext, folder: Path) -> None:
-    """Gradients of a model with every feature, and of one that was never whole, the initial values."""
-    found: dict[str, Any] = {}
+def observe_more(dist: DistContext, folder: Path) -> None:
+    """What only slow tests ask for, in processes of its own.
+
+    The ranks train from the middle of one process' training. Of a model with every feature they find the
+    gradients, and of one that was never whole, the initial values.
+    """
+    model, optimizer = build(dist, torch.load(folder / "middle.pt", weights_only=True))
+    found: dict[str, Any] = {"continued": train(dist, model, optimizer, range(HALF, STEPS))}
     for dtype in DTYPES:
         model = random_model(EVERYTHING)
         model.compute_dtype = dtype
@@ -221,7 +222,7 @@ def observe_everything(dist: DistContext, folder: Path) -> None:
     state = model.state_dict()
     found["values"] = {n: v.full_tensor() if isinstance(v, DTensor) else v for n, v in state.items()}
     if dist.is_first:
-        torch.save(found, folder / "everything.pt")
+        torch.save(found, folder / "more.pt")
 
 
 def whole_gradient(parameter: Tensor, dist: DistContext) -> Tensor:
@@ -233,13 +234,14 @@ def whole_gradient(parameter: Tensor, dist: DistContext) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def everything(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
-    return torch.load(folder / "everything.pt", weights_only=True)
+def more(folder: Path, reference: dict[str, Any]) -> dict[str, Any]:
+    in_processes(RANKS, observe_more, folder)
+    return torch.load(folder / "more.pt", weights_only=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_gradients_of_every_feature(everything: dict[str, Any], dtype: torch.dtype) -> None:
+def test_gradients_of_every_feature(more: dict[str, Any], dtype: torch.dtype) -> None:
     """Each rank's rows in a pass of their own, so that in bfloat16, too, only the order of sums differs."""
     model = random_model(EVERYTHING)
     model.compute_dtype = dtype
@@ -248,7 +250,7 @@ def test_gradients_of_every_feature(everything: dict[str, Any], dtype: torch.dty
         (model.training_losses(inputs, targets, 0.3).total / 2).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None
-        expected, found = parameter.grad.to_dense(), everything[str(dtype)][name]
+        expected, found = parameter.grad.to_dense(), more[str(dtype)][name]
         if dtype == torch.bfloat16 and "value_embedding" in name:  # summed over equal tokens in bfloat16
             assert (found - expected).norm() < 0.01 * expected.norm()
         else:
@@ -256,12 +258,12 @@ def test_gradients_of_every_feature(everything: dict[str, Any], dtype: torch.dty
 
 
 @pytest.mark.slow
-def test_a_shard_begins_with_the_values_of_one_process(everything: dict[str, Any]) -> None:
+def test_a_shard_begins_with_the_values_of_one_process(more: dict[str, Any]) -> None:
     model = Transformer(EVERYTHING)
     init_weights(model, 5)
-    assert everything["values"].keys() == model.state_dict().keys()
+    assert more["values"].keys() == model.state_dict().keys()
     for name, value in model.state_dict().items():
-        assert torch.equal(everything["values"][name], value), name
+        assert torch.equal(more["values"][name], value), name
 
 
 def observe_compiled(dist: DistContext, folder: Path) -> None:

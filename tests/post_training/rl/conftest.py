@@ -8,6 +8,7 @@ from cpplm.post_training.rl.settings import RlSettings
 from cpplm.post_training.settings import SftSettings
 from cpplm.post_training.sft import fine_tune
 from cpplm.tasks.build import build_tasks
+from cpplm.tasks.kind import BODY_CHEATS
 from cpplm.tasks.settings import TaskBuildSettings
 
 
@@ -28,6 +29,16 @@ def chat_model(base: Path, tasks: Path, tmp_path_factory: pytest.TempPathFactory
     )  # fmt: skip
     fine_tune(settings)
     return out
+
+
+@pytest.fixture
+def few_cheats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An audit with two of the cheats that are compiled and run; tests/tasks/test_build.py tries them all.
+
+    One of the others runs until its processor time is over.
+    """
+    for name in sorted(BODY_CHEATS.keys() - {"empty body", "return one"}):
+        monkeypatch.delitem(BODY_CHEATS, name)
 
 
 @pytest.fixture

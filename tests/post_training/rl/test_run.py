@@ -37,6 +37,7 @@ def losses(run: Path) -> list[tuple[float, float]]:
     return [(record["loss"], record["gradient_norm"]) for record in records(run, "step")]
 
 
+@pytest.mark.usefixtures("few_cheats")
 def test_a_run_and_what_it_leaves(settings: RlSettings) -> None:
     arguments = (
         "rl", settings.tasks, "--init_from", settings.init_from, "--out", settings.out, "--num_prompts", 2,
@@ -121,11 +122,12 @@ def test_resume_is_exact(settings: RlSettings, tmp_path: Path) -> None:
     """Of a run that died twice, whose parent is gone by then."""
     parent = shutil.copytree(settings.init_from, tmp_path / "parent")
     whole = dataclasses.replace(
-        settings, init_from=str(parent), objective=ObjectiveSettings(anchor_weight=0.1), save_every=1
-    )
+        settings, init_from=str(parent), objective=ObjectiveSettings(anchor_weight=0.1), save_every=1,
+        num_iterations=3,
+    )  # fmt: skip
     died = dataclasses.replace(whole, out=tmp_path / "died")
     train_by_rewards(whole)
-    for step in (1, 3):
+    for step in (1, 2):
         with pytest.raises(ConnectionAbortedError):
             train_by_rewards(died, [StopAt(step, die=True)])
     shutil.rmtree(parent)
@@ -136,7 +138,7 @@ def test_resume_is_exact(settings: RlSettings, tmp_path: Path) -> None:
     assert ours == theirs
     loader = [open_run(each.out).json("state.json")["loader"] for each in (died, whole)]
     assert loader[0] == loader[1]
-    assert loader[0]["prompts"] >= 8
+    assert loader[0]["prompts"] >= 6
 
 
 @pytest.mark.slow
@@ -189,7 +191,9 @@ def test_killed_runs_end_with_the_same_weights(settings: RlSettings, tmp_path: P
 
 def test_without_an_informative_group_nothing_changes(settings: RlSettings, base: Path) -> None:
     """A model that is never right: no step of the optimizer, whatever its moments are."""
-    never = dataclasses.replace(settings, init_from=str(base), num_iterations=1, max_seq_len=160)
+    never = dataclasses.replace(
+        settings, init_from=str(base), num_iterations=1, max_seq_len=160, num_samples=2
+    )
     train_by_rewards(never)
     (step,) = records(never.out, "rollouts")
     assert step["uninformative_groups"] == step["groups"] == 4 * never.num_prompts  # three times more

@@ -42,15 +42,20 @@ class FakeVllm:
     """A server of vLLM's protocol around an engine; `change` is what is wrong with its answers."""
 
     def __init__(self, model: Transformer, tokenizer: Tokenizer) -> None:
-        self.model, self.tokenizer = model, tokenizer
-        self.change: Callable[[Choice], object] = lambda choice: None
-        self.fault: Callable[[], Response] | None = None
-        self.reload_status, self.reloads, self.bodies, self.lock = 200, 0, [], threading.Lock()
+        self.tokenizer, self.lock = tokenizer, threading.Lock()
+        self.begin(model)
         self.http = HTTPServer(host="127.0.0.1", threaded=True)
         self.http.expect_request("/v1/completions").respond_with_handler(self.complete)
         self.http.expect_request("/collective_rpc").respond_with_handler(self.reload)
         self.http.start()
         self.url = self.http.url_for("/v1")
+
+    def begin(self, model: Transformer) -> None:
+        """Serve this model, without a fault; nothing was asked yet."""
+        self.model = model
+        self.change: Callable[[Choice], object] = lambda choice: None
+        self.fault: Callable[[], Response] | None = None
+        self.reload_status, self.reloads, self.bodies = 200, 0, []
 
     def reload(self, request: Request) -> Response:
         body = json.loads(request.data)
@@ -96,12 +101,20 @@ def model(tokenizer: Tokenizer) -> Transformer:
     return random_model(config)
 
 
-@pytest.fixture
-def fakes(model: Transformer, tokenizer: Tokenizer) -> Iterator[list[FakeVllm]]:
+@pytest.fixture(scope="module")
+def servers(model: Transformer, tokenizer: Tokenizer) -> Iterator[list[FakeVllm]]:
+    """Two servers for all tests: to stop one takes half a second."""
     both = [FakeVllm(model, tokenizer) for _ in range(2)]
     yield both
     for each in both:
         each.http.stop()
+
+
+@pytest.fixture
+def fakes(servers: list[FakeVllm], model: Transformer) -> list[FakeVllm]:
+    for each in servers:
+        each.begin(model)
+    return servers
 
 
 @pytest.fixture
