@@ -24,7 +24,7 @@ from cpplm.dataloader.loader_state import LoaderState
 from cpplm.generate.engine import RequestResult
 from cpplm.generate.sequence import CompletionOutput, GenerationRequest, TokenLogprob
 from cpplm.post_training.rl import rollouts, run
-from cpplm.post_training.rl.batches import RolloutBatches, RolloutFigures
+from cpplm.post_training.rl.batches import RolloutBatches, rollout_figures
 from cpplm.post_training.rl.prompts import TaskPrompt
 from cpplm.post_training.rl.rollouts import Group, Question, Trajectory
 from cpplm.post_training.rl.run import RlTasks, train_by_rewards
@@ -160,9 +160,7 @@ def test_answers_without_an_end_and_cheats_are_worth_nothing_and_counted(tasks: 
     right, *others = group.trajectories
     assert right.reward == 1
     assert [each.reward for each in others] == [0, 0, 0]
-    figures = RolloutFigures()
-    figures.add(group)
-    outcomes = figures.record()["outcomes"]
+    outcomes = rollout_figures([group])["outcomes"]
     assert outcomes["no end"] == 1
     assert sum(outcomes.values()) == len(outcomes) == 4  # each by a name of its own
 

@@ -13,7 +13,7 @@ from cpplm.generate.engine import Engine
 from cpplm.generate.tools.toolbox import ToolBox
 from cpplm.model.config import ModelConfig
 from cpplm.model.transformer import Transformer
-from cpplm.post_training.rl.batches import PackedAnswers, pack_groups
+from cpplm.post_training.rl.batches import RolloutBatch, pack_groups
 from cpplm.post_training.rl.policy import decoding_engine
 from cpplm.post_training.rl.prompts import TaskPrompt, gold_ids, task_prompt
 from cpplm.post_training.rl.rollouts import Group, Question, RolloutSampler
@@ -50,7 +50,7 @@ def answered(engine: Engine, sampler: RolloutSampler, questions: list[Question])
     return groups
 
 
-def trainer_logprobs(model: Transformer, rows: PackedAnswers) -> torch.Tensor:
+def trainer_logprobs(model: Transformer, rows: RolloutBatch) -> torch.Tensor:
     with torch.no_grad():
         return -model.loss(rows.inputs, rows.targets, "none", rows.documents)
 

@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cpplm.core.errors import UserError
 from cpplm.dataloader.loader import Batch
 from cpplm.dataloader.loader_state import LoaderState
 from cpplm.dataloader.packing import pack_whole
@@ -62,58 +61,30 @@ class RolloutBatch(Batch):
     anchor: Batch | None = None
 
 
-@dataclass
-class RolloutFigures:
-    """What one step's answers were like, of this rank."""
-
-    rewards: list[float] = field(default_factory=list)
-    outcomes: Counter[str] = field(default_factory=Counter)
-    entropies: list[float] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
-    distinct: list[float] = field(default_factory=list)
-    groups: int = 0
-    uninformative: int = 0
-    uncertain: int = 0
-    refused: int = 0
-    staleness: list[int] = field(default_factory=list)
-    seconds: float = 0.0
-    decode_seconds: float = 0.0
-
-    def add(self, group: Group) -> None:
-        """Count the answers of a group."""
-        each = group.trajectories
-        self.groups += 1
-        self.uninformative += not group.is_informative
-        self.uncertain += group.uncertain
-        self.refused += group.refused
-        self.staleness += [group.staleness] * len(each)
-        self.rewards += [one.reward for one in each]
-        self.outcomes.update(one.grade.outcome for one in each if one.grade)
-        self.entropies += [-value for one in each for value in one.logprobs]
-        self.lengths += [len(one.logprobs) for one in each]
-        if each:
-            self.distinct.append(len({one.own_ids for one in each}) / len(each))
-
-    def record(self) -> dict[str, Any]:
-        """For the log; means over answers, entropy over tokens in nats."""
-        answers = len(self.rewards)
-        return {
-            "answers": answers,
-            "reward": fmean(self.rewards or [0.0]),
-            "solved": fmean([reward >= 1 for reward in self.rewards] or [0.0]),
-            "entropy": fmean(self.entropies or [0.0]),
-            "length": fmean(self.lengths or [0.0]),
-            "distinct": fmean(self.distinct or [0.0]),
-            "groups": self.groups,
-            "uninformative_groups": self.uninformative,
-            "no_verdict": self.uncertain / max(1, answers + self.uncertain),
-            "staleness": fmean(self.staleness or [0]),
-            "most_staleness": max(self.staleness, default=0),
-            "refused_answers": self.refused,
-            "outcomes": dict(self.outcomes.most_common()),
-            "decode_seconds": self.decode_seconds,
-            "grade_seconds": self.seconds - self.decode_seconds,
-        }
+def rollout_figures(groups: Sequence[Group]) -> dict[str, Any]:
+    """The figures of some answers, for the log; means over answers, entropy over tokens in nats."""
+    answers = [each for group in groups for each in group.trajectories]
+    distinct = [
+        len({each.own_ids for each in group.trajectories}) / len(group.trajectories)
+        for group in groups if group.trajectories
+    ]  # fmt: skip
+    staleness = [group.staleness for group in groups for _ in group.trajectories]
+    uncertain = sum(group.uncertain for group in groups)
+    return {
+        "answers": len(answers),
+        "reward": fmean([each.reward for each in answers] or [0.0]),
+        "solved": fmean([each.reward >= 1 for each in answers] or [0.0]),
+        "entropy": fmean([-value for each in answers for value in each.logprobs] or [0.0]),
+        "length": fmean([len(each.logprobs) for each in answers] or [0.0]),
+        "distinct": fmean(distinct or [0.0]),
+        "groups": len(groups),
+        "uninformative_groups": sum(not group.is_informative for group in groups),
+        "no_verdict": uncertain / max(1, len(answers) + uncertain),
+        "staleness": fmean(staleness or [0]),
+        "most_staleness": max(staleness, default=0),
+        "refused_answers": sum(group.refused for group in groups),
+        "outcomes": dict(Counter(each.grade.outcome for each in answers if each.grade).most_common()),
+    }
 
 
 class RolloutBatches(Iterator[RolloutBatch]):
@@ -151,9 +122,10 @@ class RolloutBatches(Iterator[RolloutBatch]):
         self._num_prompts, self._seq_len, self._seed = num_prompts, seq_len, seed
         self._advantage, self._shuffle_rewards, self._anchors = advantage, shuffle_rewards, anchors
         self.make_engine: Callable[[], RolloutEngine] | None = None
-        self.figures = RolloutFigures()
         self.groups: list[Group] = []
         """Of the last step, of this rank."""
+        self.figures: dict[str, Any] = {}
+        """Of these."""
         self._order = lru_cache(maxsize=2)(self._order_of_epoch)
 
     def __next__(self) -> RolloutBatch:
@@ -164,7 +136,7 @@ class RolloutBatches(Iterator[RolloutBatch]):
         """
         assert self.make_engine is not None  # noqa: S101  (the run has begun)
         begin = time.perf_counter()
-        self.figures, self.groups = RolloutFigures(), []
+        self.groups, decode_seconds = [], 0.0
         engine, cursor, missing = self.make_engine(), self._state.prompts, self._num_prompts
         informative: list[Group] = []
         for _ in range(MAX_ROUNDS):
@@ -173,24 +145,24 @@ class RolloutBatches(Iterator[RolloutBatch]):
             groups = self._sampler.groups(
                 engine, [self.question(index) for index in asked[self._dist.rank :: self._dist.world_size]]
             )
-            self.figures.decode_seconds += self._sampler.decode_seconds
+            decode_seconds += self._sampler.decode_seconds
             if self._shuffle_rewards:
                 _shuffle_rewards(groups, random.Random(f"{self._seed} {cursor}"))  # noqa: S311
-            for group in groups:
-                self.figures.add(group)
             self.groups += groups
             informative += [group for group in groups if group.is_informative]
             found = sum(self._dist.gather_objects(len(informative)))
             missing = self._num_prompts - found
             if missing <= 0:
                 break
-        self.figures.seconds = time.perf_counter() - begin
+        self.figures = rollout_figures(self.groups) | {
+            "decode_seconds": decode_seconds,
+            "grade_seconds": time.perf_counter() - begin - decode_seconds,
+        }
         anchor = next(self._anchors) if self._anchors else None
         self._state = replace(anchor.state if anchor else self._state, prompts=cursor)
-        rows = pack_groups(informative, self._seq_len, self._advantage)
-        return RolloutBatch(
-            rows.inputs, rows.targets, self._state, rows.documents,
-            rows.logprobs, rows.advantages, found, self._num_prompts, anchor,
+        return replace(
+            pack_groups(informative, self._seq_len, self._advantage),
+            state=self._state, groups=found, num_wanted=self._num_prompts, anchor=anchor,
         )  # fmt: skip
 
     def question(self, index: int) -> Question:
@@ -232,17 +204,7 @@ class RolloutBatches(Iterator[RolloutBatch]):
         ]
 
 
-class PackedAnswers(NamedTuple):
-    """Rows of whole answers, padded; see `RolloutBatch`."""
-
-    inputs: Tensor
-    targets: Tensor
-    documents: Tensor
-    logprobs: Tensor
-    advantages: Tensor
-
-
-def pack_groups(groups: Sequence[Group], seq_len: int, advantage: AdvantageName) -> PackedAnswers:
+def pack_groups(groups: Sequence[Group], seq_len: int, advantage: AdvantageName) -> RolloutBatch:
     """Rows of all answers of some groups, each whole; one row of nothing where there is none."""
     answers: list[tuple[Trajectory, float]] = []
     for group in groups:
@@ -264,7 +226,10 @@ def pack_groups(groups: Sequence[Group], seq_len: int, advantage: AdvantageName)
             targets[row, place][written] = ids[1:][written]
             logprobs[row, place][written] = trajectory.logprobs
             weights[row, place][written] = value
-    return PackedAnswers(*map(torch.from_numpy, (inputs, targets, documents, logprobs, weights)))
+    return RolloutBatch(
+        torch.from_numpy(inputs), torch.from_numpy(targets), LoaderState(), torch.from_numpy(documents),
+        torch.from_numpy(logprobs), torch.from_numpy(weights),
+    )  # fmt: skip
 
 
 def _shuffle_rewards(groups: Sequence[Group], rng: random.Random) -> None:
@@ -273,28 +238,3 @@ def _shuffle_rewards(groups: Sequence[Group], rng: random.Random) -> None:
     waiting = iter(grades)
     for group in groups:
         group.trajectories = [replace(each, grade=next(waiting)) for each in group.trajectories]
-
-
-def usable_tasks(
-    items: Sequence[TaskItem],
-    make_prompt: Callable[[TaskItem], TaskPrompt | None],
-    max_new_tokens: Callable[[TaskItem], int],
-    context: int,
-) -> list[tuple[TaskItem, TaskPrompt]]:
-    """The tasks that a model can be asked, with their prompts.
-
-    Raises:
-        UserError: there is none.
-    """
-    tasks = []
-    for item in items:
-        prompt = make_prompt(item)
-        if prompt is not None and len(prompt.ids) + max_new_tokens(item) <= context:
-            tasks.append((item, prompt))
-    if not tasks:
-        raise UserError(
-            f"the model can be given none of the {len(items)} training tasks",
-            fix="Each is too long for its context, or needs a chat model ('cpplm sft') or one trained with "
-            "--fim_rate.",
-        )
-    return tasks

@@ -89,7 +89,7 @@ class RolloutLog(Callback):
         assert self._file is not None  # noqa: S101  (the run has begun)
         for record in self._rollouts.records():
             self._file.append({"step": trainer.state.step, **record})
-        figures = self._rollouts.figures.record()
+        figures = self._rollouts.figures
         entropies = self._dist.gather_objects(figures["entropy"])  # all ranks must come to the same end
         figures["entropy"] = sum(entropies) / len(entropies)
         trainer.log.write(

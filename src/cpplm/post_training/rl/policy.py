@@ -105,7 +105,7 @@ class PolicyTrainModule(TorchTrainModule):
         self._set_plan(plan)
         self.model.dense_attention = False
         passes = list(_passes(batch, self._rows, self.device))
-        written = self._mean_over_ranks(sum(float(each.written_BT.sum()) for each in passes))
+        written = self._mean_over_ranks(sum(float(each.tokens.written_BT.sum()) for each in passes))
         constant = self._constant / self._dist.world_size
         normalizer = written if self._settings.normalizer == "tokens" else constant
         losses = StepLosses(0.0, 0.0, 0.0, 0.0, 0.0)
@@ -128,22 +128,20 @@ class PolicyTrainModule(TorchTrainModule):
 
     def _backward(self, part: _Pass, normalizer: float, *, first: bool) -> tuple[_Pass, Tensor]:
         """Gradients of one pass; the pass with the probabilities before the first update, and its losses."""
-        written_BT = part.written_BT
+        tokens = part.tokens
         with self.phases.record("forward"):
-            logprobs_BT = -self.model.loss(part.inputs_BT, part.targets_BT, "none", part.documents_BT)
-        old_BT = logprobs_BT.detach() if first else part.old_BT
+            logprobs_BT = -self.model.loss(part.inputs_BT, part.targets_BT, "none", tokens.answers_BT)
+        old_BT = logprobs_BT.detach() if first else tokens.old_BT
         if first and self._reference is not None:
             with torch.no_grad():
-                losses_BT = self._reference.loss(part.inputs_BT, part.targets_BT, "none", part.documents_BT)
-            part = replace(part, reference_BT=-losses_BT)
-        tokens = PolicyTokens(
-            logprobs_BT, part.sampled_BT, old_BT, part.advantages_BT, written_BT, part.documents_BT,
-            part.num_answers, part.reference_BT,
-        )  # fmt: skip
-        loss = policy_loss(tokens, self._settings) / normalizer
+                losses_BT = self._reference.loss(part.inputs_BT, part.targets_BT, "none", tokens.answers_BT)
+            tokens = replace(tokens, reference_BT=-losses_BT)
+        tokens = replace(tokens, old_BT=old_BT)
+        loss = policy_loss(replace(tokens, logprobs_BT=logprobs_BT), self._settings) / normalizer
         with self.phases.record("backward"):
             loss.backward()
-        return replace(part, old_BT=old_BT), torch.stack([loss.detach(), -(old_BT * written_BT).sum()])
+        likelihood = -(old_BT * tokens.written_BT).sum()
+        return replace(part, tokens=tokens), torch.stack([loss.detach(), likelihood])
 
     def _add_anchor(self, anchor: Batch | None) -> None:
         """Gradients of the cross-entropy of gold answers, a mean over their own tokens."""
@@ -157,7 +155,7 @@ class PolicyTrainModule(TorchTrainModule):
 
     def _measure(self, passes: list[_Pass], written: float) -> None:
         sums = torch.zeros(4, device=self.device)
-        for part in passes:
+        for part in (each.tokens for each in passes):
             ratio_BT = (part.old_BT - part.sampled_BT).exp()
             above_BT = (ratio_BT > self._settings.max_importance_weight).float()
             # KL(mu, pi) from tokens of mu, the engine's.
@@ -173,17 +171,11 @@ class PolicyTrainModule(TorchTrainModule):
 
 @dataclass(frozen=True)
 class _Pass:
-    """Some rows of a batch, shape BT; see `PolicyTokens`."""
+    """Some rows of a batch, shape BT; all probabilities are those of sampling until others are known."""
 
     inputs_BT: Tensor
     targets_BT: Tensor
-    documents_BT: Tensor
-    sampled_BT: Tensor
-    advantages_BT: Tensor
-    written_BT: Tensor
-    old_BT: Tensor
-    num_answers: int
-    reference_BT: Tensor | None = None
+    tokens: PolicyTokens
 
 
 def _passes(batch: RolloutBatch, rows: int, device: torch.device) -> Iterator[_Pass]:
@@ -193,14 +185,12 @@ def _passes(batch: RolloutBatch, rows: int, device: torch.device) -> Iterator[_P
         def part(column_BT: Tensor, start: int = start) -> Tensor:
             return column_BT[start : start + rows].to(device)
 
-        targets_BT = part(batch.targets)
-        yield _Pass(
-            part(batch.inputs), targets_BT, part(batch.documents), part(batch.logprobs),
-            part(batch.advantages),
-            written_BT=(targets_BT != IGNORE_INDEX).float(),
-            old_BT=part(batch.logprobs),
-            num_answers=int(batch.documents.max()) + 1,
+        targets_BT, sampled_BT = part(batch.targets), part(batch.logprobs)
+        tokens = PolicyTokens(
+            sampled_BT, sampled_BT, sampled_BT, part(batch.advantages), (targets_BT != IGNORE_INDEX).float(),
+            part(batch.documents), num_answers=int(batch.documents.max()) + 1,
         )  # fmt: skip
+        yield _Pass(part(batch.inputs), targets_BT, tokens)
 
 
 class PolicyBackend(TorchBackend):

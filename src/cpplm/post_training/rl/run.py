@@ -26,7 +26,7 @@ from cpplm.dataloader.settings import DataSettings
 from cpplm.evaluate.task_suite import tool_boxes
 from cpplm.optim.schedules import Schedule
 from cpplm.post_training.conversations import prepare_conversations
-from cpplm.post_training.rl.batches import RolloutBatches, usable_tasks
+from cpplm.post_training.rl.batches import RolloutBatches
 from cpplm.post_training.rl.log import RolloutLog
 from cpplm.post_training.rl.policy import PolicyBackend, refuse_jax
 from cpplm.post_training.rl.prompts import TaskPrompt, gold_ids, task_prompt
@@ -106,12 +106,7 @@ class RlTasks:
         self.items = [
             item for item in self.items if not KINDS[item.kind].needs_tools or item.project in boxes
         ]
-        self._ask = partial(
-            task_prompt, tokenizer=self.tokenizer, chat=source.supports_chat, fim=source.supports_fim
-        )
-        self._gold = partial(
-            gold_ids, tokenizer=self.tokenizer, chat=source.supports_chat, fim=source.supports_fim
-        )
+        self._form = {"chat": source.supports_chat, "fim": source.supports_fim}
         self.sampler = RolloutSampler(
             grader, boxes, num_samples=settings.num_samples, max_new_tokens=settings.max_new_tokens,
             seed=settings.seed, rows=settings.decode_batch_size,
@@ -123,7 +118,17 @@ class RlTasks:
         Raises:
             UserError: there is none.
         """
-        tasks = usable_tasks(self.items, self._ask, self.sampler.max_new_tokens, context)
+        tasks = []
+        for item in self.items:
+            prompt = task_prompt(item, self.tokenizer, **self._form)
+            if prompt is not None and len(prompt.ids) + self.sampler.max_new_tokens(item) <= context:
+                tasks.append((item, prompt))
+        if not tasks:
+            raise UserError(
+                f"the model can be given none of the {len(self.items)} training tasks",
+                fix="Each is too long for its context, or needs a chat model ('cpplm sft') or one trained "
+                "with --fim_rate.",
+            )
         if len(tasks) < len(self.items):
             log_info(
                 f"{len(self.items) - len(tasks)} of {len(self.items)} tasks do not fit the model: left out"
@@ -139,7 +144,7 @@ class RlTasks:
         records = [
             {"ids": ids, "split": item.split}
             for item in (*self.items, *held_out)
-            if (ids := self._gold(item))
+            if (ids := gold_ids(item, self.tokenizer, **self._form))
         ]
         JsonlFile(file, records).close()
         folder, _ = prepare_conversations(
