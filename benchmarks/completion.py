@@ -47,7 +47,7 @@ from completion_baselines import (
 )
 from measuring import command_line, progress, publish, refusals
 
-from cpplm.evaluate.fim.held_out import VisibleContext, file_holes
+from cpplm.evaluate.fim.held_out import file_holes
 from cpplm.evaluate.fim.holes import FimHole
 from cpplm.evaluate.fim.report import edit_similarity, normalize_layout
 from cpplm.evaluate.models.checkpoint_model import CheckpointModel
@@ -58,7 +58,7 @@ from cpplm.generate.project.files import ProjectFile
 from cpplm.generate.project.line_retrieval import RetrievedLines, retrieve_candidates, retrieve_lines
 from cpplm.generate.settings import DEFAULT_PROJECT_LINES, ModelSource, SamplingSettings
 
-VISIBLE = VisibleContext(4000, 2000)
+VISIBLE = (4000, 2000)
 LATENCY_TOKENS, LATENCY_HOLES = 16, 60
 _WORDS = re.compile(r"[^\W\d]\w*")
 Contender = Callable[[FimHole], str]
@@ -242,7 +242,7 @@ def with_project(model: CheckpointModel, hole: FimHole, held_out: HeldOut, folde
 
 def cut_holes(folder: Path, per_kind: int, seed: int) -> HeldOut:
     """Single lines and runs of lines of the files of a folder."""
-    holes, texts = file_holes(str(folder), per_kind, seed, VISIBLE)
+    holes, texts = file_holes(str(folder), per_kind, seed, *VISIBLE)
     by_project: dict[str, list[Text]] = {}
     for text in read_texts(str(folder)):
         by_project.setdefault(text.project, []).append(text)

@@ -11,7 +11,6 @@ from cpplm.evaluate.fim.held_out import (
     FILE_KINDS,
     MAX_HOLE_BYTES,
     MAX_HOLE_LINES,
-    VisibleContext,
     compile_standalone,
     file_holes,
     find_hole_spans,
@@ -31,7 +30,7 @@ int twice(const std::vector<int>& values) {
 
 int one() { return twice(std::vector<int>{1, 2, 3}); }
 """
-ALL = VisibleContext(10**6, 10**6)
+ALL = (10**6, 10**6)
 
 
 def found(text: str, kind: str) -> list[str]:
@@ -86,7 +85,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_holes_come_from_as_many_texts_as_there_are(folder: Path) -> None:
-    holes, texts = file_holes(str(folder), 6, 0, ALL)
+    holes, texts = file_holes(str(folder), 6, 0, *ALL)
     assert list(dict.fromkeys(hole.kind for hole in holes)) == list(FILE_KINDS)
     for kind in FILE_KINDS:
         groups = [hole.group for hole in holes if hole.kind == kind]
@@ -103,21 +102,21 @@ def test_holes_come_from_as_many_texts_as_there_are(folder: Path) -> None:
 def test_texts_that_the_parser_reads_come_first(folder: Path) -> None:
     for number in range(4):
         (folder / "project" / f"broken_{number}.cpp").write_text("int f( {\n" * (number + 1) + TEXT)
-    holes, texts = file_holes(str(folder), 4, 0, ALL)
+    holes, texts = file_holes(str(folder), 4, 0, *ALL)
     assert not any(text.text.startswith("int f( {") for text in texts.values())
-    more, texts = file_holes(str(folder), 8, 0, ALL)
+    more, texts = file_holes(str(folder), 8, 0, *ALL)
     assert sum(text.text.startswith("int f( {") for text in texts.values()) == 4
     assert {hole.name for hole in holes} < {hole.name for hole in more}
 
 
 def test_the_choice_depends_on_texts_and_seed(folder: Path) -> None:
-    first, _ = file_holes(str(folder), 3, 0, ALL)
-    assert file_holes(str(folder), 3, 0, ALL)[0] == first
-    assert file_holes(str(folder), 3, 1, ALL)[0] != first
+    first, _ = file_holes(str(folder), 3, 0, *ALL)
+    assert file_holes(str(folder), 3, 0, *ALL)[0] == first
+    assert file_holes(str(folder), 3, 1, *ALL)[0] != first
     for number in range(4):  # other names, hence another order, and a copy
         (folder / "project" / f"{number}.cpp").rename(folder / "project" / f"{9 - number}.h")
     (folder / "project" / "copy.h").write_bytes((folder / "project" / "9.h").read_bytes())
-    assert file_holes(str(folder), 3, 0, ALL)[0] == first
+    assert file_holes(str(folder), 3, 0, *ALL)[0] == first
 
 
 @given(before=st.integers(1, 400), after=st.integers(0, 400))
@@ -126,7 +125,7 @@ def test_a_window_shows_whole_lines(
 ) -> None:
     folder = tmp_path_factory.mktemp("files")
     (folder / "a.cpp").write_text(TEXT)
-    for hole in file_holes(str(folder), 1, 0, VisibleContext(before, after))[0]:
+    for hole in file_holes(str(folder), 1, 0, before, after)[0]:
         assert hole.before.endswith(hole.prefix)
         assert hole.after.startswith(hole.suffix)
         assert len(hole.prefix) <= before

@@ -9,7 +9,6 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from cpplm.core.spans import SpanKind
@@ -77,14 +76,6 @@ def _places(lexed: Any, root: Any) -> Iterator[HoleSpan]:
             yield HoleSpan(kind, start, end)
 
 
-@dataclass(frozen=True)
-class VisibleContext:
-    """The text around a hole that a model gets to see, in characters, to the nearest whole line."""
-
-    before: int
-    after: int
-
-
 def _candidates(text: Text, most: int, seed: int) -> tuple[bool, Text, dict[HoleKind, list[HoleSpan]]]:
     """Whether the parser reads a text, the text, and its best places of each kind, the best first."""
     readable, places = find_hole_spans(text.text)
@@ -98,7 +89,7 @@ def _candidates(text: Text, most: int, seed: int) -> tuple[bool, Text, dict[Hole
 
 
 def file_holes(
-    location: str, per_kind: int, seed: int, visible: VisibleContext
+    location: str, per_kind: int, seed: int, prefix_chars: int, suffix_chars: int
 ) -> tuple[list[FimHole], dict[str, Text]]:
     """Holes in the code at a location: of each kind up to so many, from as many texts as there are.
 
@@ -109,7 +100,8 @@ def file_holes(
         location: see `read_texts`.
         per_kind: holes of each kind.
         seed: of the choice.
-        visible: what a model gets to see.
+        prefix_chars: the text before a hole that a model gets to see, to the nearest whole line.
+        suffix_chars: the text behind it.
 
     Returns:
         The holes, kind by kind, and the texts that they are in, by the names of the groups.
@@ -129,17 +121,17 @@ def file_holes(
         ]
         for _, text, place in sorted(ranked, key=lambda entry: entry[0])[:per_kind]:
             group = f"{text.project or 'text'}/{text.digest[:12]}"
-            holes.append(_hole(group, text, place, visible))
+            holes.append(_hole(group, text, place, prefix_chars, suffix_chars))
             used[group] = text
     return holes, used
 
 
-def _hole(group: str, text: Text, place: HoleSpan, visible: VisibleContext) -> FimHole:
+def _hole(group: str, text: Text, place: HoleSpan, prefix_chars: int, suffix_chars: int) -> FimHole:
     data = text.text.encode()
     before, middle, after = (
         part.decode() for part in (data[: place.start], data[place.start : place.end], data[place.end :])
     )
-    prefix, suffix = before[-visible.before :], after[: visible.after]
+    prefix, suffix = before[-prefix_chars:], after[:suffix_chars]
     if len(prefix) < len(before) and "\n" in prefix:
         prefix = prefix[prefix.index("\n") + 1 :]
     if len(suffix) < len(after) and "\n" in suffix:

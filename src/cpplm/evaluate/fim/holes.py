@@ -18,7 +18,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import islice
 
 from cpplm.core.storage import sha256
 from cpplm.evaluate.models.code_model import CodePrompt
@@ -112,21 +113,6 @@ def problem_holes(problem: Problem) -> dict[HoleKind, list[FimHole]]:
     }
 
 
-@dataclass
-class _Queue:
-    """Candidates of one problem and kind, and how many of them are wanted."""
-
-    waiting: list[FimHole]
-    count: int
-    taken: list[FimHole] = field(default_factory=list)
-
-    def next(self) -> list[FimHole]:
-        """Take as many candidates as are still needed."""
-        missing = self.count - len(self.taken)
-        batch, self.waiting = self.waiting[:missing], self.waiting[missing:]
-        return batch
-
-
 def choose_holes(
     problems: Sequence[Problem],
     per_problem: int,
@@ -141,16 +127,22 @@ def choose_holes(
         seed: of the order in which candidates are looked at.
         find_trivial: whether each hole passes the tests when nothing is written into them.
     """
-    queues = [
-        _Queue(
-            sorted(holes, key=lambda hole: hash_order(seed, hole.name)), 1 if kind == "body" else per_problem
+    candidates = [
+        (
+            iter(sorted(holes, key=lambda hole: hash_order(seed, hole.name))),
+            1 if kind == "body" else per_problem,
         )
         for problem in problems
         for kind, holes in problem_holes(problem).items()
     ]
-    while batch := [(queue, hole) for queue in queues for hole in queue.next()]:
+    taken: list[list[FimHole]] = [[] for _ in candidates]
+    while batch := [
+        (chosen, hole)
+        for chosen, (waiting, wanted) in zip(taken, candidates, strict=True)
+        for hole in islice(waiting, wanted - len(chosen))
+    ]:
         answers = find_trivial([hole for _, hole in batch])
-        for (queue, hole), is_trivial in zip(batch, answers, strict=True):
+        for (chosen, hole), is_trivial in zip(batch, answers, strict=True):
             if not is_trivial:
-                queue.taken.append(hole)
-    return [hole for queue in queues for hole in queue.taken]
+                chosen.append(hole)
+    return [hole for chosen in taken for hole in chosen]

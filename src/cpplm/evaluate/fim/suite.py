@@ -26,7 +26,7 @@ from cpplm.core.storage import sha256
 from cpplm.core.workers import available_cores, map_in_threads
 from cpplm.cpp.syntax import parser_version, syntax_valid
 from cpplm.evaluate.completion_cache import Truncation, open_completion_cache
-from cpplm.evaluate.fim.held_out import VisibleContext, compile_standalone, file_holes
+from cpplm.evaluate.fim.held_out import compile_standalone, file_holes
 from cpplm.evaluate.fim.holes import FimHole, choose_holes, fingerprint
 from cpplm.evaluate.fim.report import NO_ANSWER, FimReport, FimSample, edit_similarity, normalize_layout
 from cpplm.evaluate.fim.trivial_holes import find_trivial, hole_program
@@ -108,8 +108,10 @@ def run_fim(model: CodeModel, settings: FimEvalSettings, *, folder: Path | None)
             problems, settings.holes_per_problem, settings.hole_seed, partial(find_trivial, judge=judge)
         )
     if settings.files:
-        window = VisibleContext(settings.prefix_chars, settings.suffix_chars)
-        more, texts = file_holes(settings.files, settings.holes_per_kind, settings.hole_seed, window)
+        more, texts = file_holes(
+            settings.files, settings.holes_per_kind, settings.hole_seed,
+            settings.prefix_chars, settings.suffix_chars,
+        )  # fmt: skip
         holes += more
     holes = [hole for hole in holes if not settings.kinds or hole.kind in settings.kinds]
     if not holes:
