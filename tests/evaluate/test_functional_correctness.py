@@ -11,7 +11,7 @@ from cpplm.evaluate.completion_cache import CompletionCache
 from cpplm.evaluate.functional_correctness import evaluate_completions, evaluate_problems
 from cpplm.evaluate.models.code_model import CodePrompt
 from cpplm.evaluate.problems import Problem, load_problems
-from cpplm.evaluate.self_test import self_test
+from cpplm.evaluate.self_test import self_test, table
 from cpplm.evaluate.settings import CppEvalSettings
 from cpplm.generate.settings import SamplingSettings
 from cpplm.judge.executor import MAX_ANSWER_CHARS, Judge
@@ -81,11 +81,11 @@ def test_an_empty_answer_earns_nothing(judge: Judge) -> None:
 def test_self_test(judge: Judge, name: str, count: int) -> None:
     """Every canonical solution passes; every buggy one compiles and does not."""
     found = self_test(judge, load_problems(name))
-    assert found.complaints == ()
-    lacking = found.not_judged.keys()
+    assert found["complaints"] == []
+    lacking = found["not_judged"].keys()
     assert lacking <= NEEDS_LIBRARIES
-    assert found.canonical == found.canonical_passed == found.buggy == count - len(lacking)
-    assert found.buggy_passed == 0
+    assert found["canonical"] == found["canonical_passed"] == found["buggy"] == count - len(lacking)
+    assert found["buggy_passed"] == 0
 
 
 def test_self_test_complains(judge: Judge) -> None:
@@ -96,12 +96,17 @@ def test_self_test_complains(judge: Judge) -> None:
         PROBLEM, name="needy", prompt="#include <openssl/nothing.h>\n" + PROBLEM.prompt
     )
     found = self_test(judge, [swapped, needy])
-    assert len(found.complaints) == 2
-    assert "canonical solution ended as wrong answer" in found.complaints[0]
-    assert "buggy solution ended as pass" in found.complaints[1]
-    assert (found.canonical, found.canonical_passed, found.buggy, found.buggy_passed) == (1, 0, 1, 1)
-    assert found.not_judged == {"needy": "needs libssl-dev (<openssl/nothing.h>)"}
-    assert "not judged: needy (needs libssl-dev" in found.table()
+    assert len(found["complaints"]) == 2
+    assert "canonical solution ended as wrong answer" in found["complaints"][0]
+    assert "buggy solution ended as pass" in found["complaints"][1]
+    assert (found["canonical"], found["canonical_passed"], found["buggy"], found["buggy_passed"]) == (
+        1,
+        0,
+        1,
+        1,
+    )
+    assert found["not_judged"] == {"needy": "needs libssl-dev (<openssl/nothing.h>)"}
+    assert "not judged: needy (needs libssl-dev" in table(found)
 
 
 def test_a_model_is_asked_with_the_settings(sandbox: Sandbox) -> None:

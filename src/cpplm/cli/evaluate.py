@@ -12,6 +12,7 @@ from cpplm.evaluate import likelihood as solutions
 from cpplm.evaluate.problems import load_problems
 from cpplm.evaluate.run import Evaluation
 from cpplm.evaluate.self_test import self_test as judge_solutions
+from cpplm.evaluate.self_test import table as self_test_table
 from cpplm.evaluate.settings import (
     BpbCommand,
     CppCommand,
@@ -64,10 +65,10 @@ def tasks(settings: TasksCommand) -> Report:
 def self_test(settings: SelfTestSettings) -> Report:
     """The harness judged by solutions whose worth is known."""
     problems = [problem for name in settings.problems for problem in load_problems(name)]
-    outcome = judge_solutions(Judge(Sandbox.probe(), workers=settings.workers), problems)
-    if outcome.complaints:
-        raise UserError("the harness judges wrongly:\n" + outcome.table())
-    return Report(outcome.table(), outcome.figures())
+    figures = judge_solutions(Judge(Sandbox.probe(), workers=settings.workers), problems)
+    if figures["complaints"]:
+        raise UserError("the harness judges wrongly:\n" + self_test_table(figures))
+    return Report(self_test_table(figures), figures)
 
 
 def everything(settings: EvaluateCommand) -> Report:

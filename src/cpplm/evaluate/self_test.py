@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from cpplm.evaluate.functional_correctness import problem_program, truncate_to_body
@@ -18,40 +17,24 @@ _EXPECTED: dict[str, frozenset[Outcome]] = {
 }
 
 
-@dataclass(frozen=True)
-class SelfTestReport:
-    """Verdicts of the harness on solutions whose worth is known."""
-
-    canonical: int
-    """Canonical solutions judged."""
-    canonical_passed: int
-    buggy: int
-    """Buggy solutions judged."""
-    buggy_passed: int
-    complaints: tuple[str, ...]
-    """One line for each solution that was judged wrongly."""
-    not_judged: dict[str, str]
-    """Problems left out, and what this machine lacks for them."""
-    seconds: float
-
-    def figures(self) -> dict[str, Any]:
-        """For `--json`."""
-        return dict(vars(self))
-
-    def table(self) -> str:
-        """The figures as text."""
-        rows = [
-            f"canonical solutions that pass: {self.canonical_passed} of {self.canonical}",
-            f"buggy solutions that pass:     {self.buggy_passed} of {self.buggy}",
-            *self.complaints,
-            *(f"not judged: {name} ({reason})" for name, reason in self.not_judged.items()),
-            f"{self.seconds:.0f} s",
-        ]
-        return "\n".join(rows)
+def table(figures: dict[str, Any]) -> str:
+    """The figures of `self_test` for people."""
+    rows = [
+        f"canonical solutions that pass: {figures['canonical_passed']} of {figures['canonical']}",
+        f"buggy solutions that pass:     {figures['buggy_passed']} of {figures['buggy']}",
+        *figures["complaints"],
+        *(f"not judged: {name} ({reason})" for name, reason in figures["not_judged"].items()),
+        f"{figures['seconds']:.0f} s",
+    ]
+    return "\n".join(rows)
 
 
-def self_test(judge: Judge, problems: Sequence[Problem]) -> SelfTestReport:
+def self_test(judge: Judge, problems: Sequence[Problem]) -> dict[str, Any]:
     """Judge the canonical and the buggy solution of each problem, as far as it has them.
+
+    Returns:
+        "canonical", "canonical_passed", "buggy", "buggy_passed" (numbers of solutions), "complaints" (a line
+        for each that was judged wrongly), "not_judged" (problems, and what this machine lacks), "seconds".
 
     Raises:
         UserError: verdicts cannot be kept.
@@ -76,12 +59,12 @@ def self_test(judge: Judge, problems: Sequence[Problem]) -> SelfTestReport:
         if verdict.outcome not in _EXPECTED[kind]:
             message = " ".join(verdict.message.split())
             complaints.append(f"{problem.name}: the {kind} solution ended as {verdict.outcome}: {message}")
-    return SelfTestReport(
-        canonical=len(passed["canonical"]),
-        canonical_passed=sum(passed["canonical"]),
-        buggy=len(passed["buggy"]),
-        buggy_passed=sum(passed["buggy"]),
-        complaints=tuple(complaints),
-        not_judged=not_judged,
-        seconds=round(time.perf_counter() - begin, 2),
-    )
+    return {
+        "canonical": len(passed["canonical"]),
+        "canonical_passed": sum(passed["canonical"]),
+        "buggy": len(passed["buggy"]),
+        "buggy_passed": sum(passed["buggy"]),
+        "complaints": complaints,
+        "not_judged": not_judged,
+        "seconds": round(time.perf_counter() - begin, 2),
+    }
