@@ -135,12 +135,3 @@ def test_what_was_written_before_an_interrupt_is_there(tmp_path: Path) -> None:
     model = Echo()
     write(tmp_path, model, list("abcdefghij"))
     assert len(model.asked) == 7
-
-
-def test_contracts(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="go together"):
-        write(tmp_path, Echo(), ["a"], rule="line")
-    model = Echo()
-    model.generate = lambda requests, *_, **__: iter([(0, [])])  # type: ignore[method-assign]
-    with pytest.raises(ValueError, match="1 samples were asked for, 0 came"):
-        write(tmp_path, model, ["a"])
