@@ -10,6 +10,7 @@ from cpplm.compress.kd.settings import KDLossSettings
 from cpplm.core.errors import UserError
 from cpplm.core.settings import Argument, group
 from cpplm.core.storage import is_hf_folder, require_path, split_step
+from cpplm.generate.settings import require_at_least
 from cpplm.model.quantized.recipe import InitMethod, Recipe
 from cpplm.model.settings import LoraSettings
 from cpplm.train.session_settings import SessionSettings
@@ -41,8 +42,7 @@ class QuantizeSettings:
             raise UserError(
                 "--init activation and --data_dir go together", fix="Give both, or neither: --init mse."
             )
-        if self.num_tokens < 1:
-            raise UserError(f"--num_tokens {self.num_tokens}", fix="Use a number from 1 up.")
+        require_at_least(self, num_tokens=1)
         if self.num_tokens != type(self).num_tokens and not self.data_dir:
             raise UserError("--num_tokens does nothing without --data_dir", fix="Leave it out.")
 
@@ -82,8 +82,7 @@ class CompareSettings:
             raise UserError("runs and models of transformers cannot be compared", fix="Name one kind.")
         if self.evaluate and is_hf_folder(self.teacher):
             raise UserError("--evaluate is of runs", fix="Use 'cpplm evaluate --hf_dir' for each.")
-        if self.num_tokens < 1:
-            raise UserError(f"--num_tokens {self.num_tokens}", fix="Use a number from 1 up.")
+        require_at_least(self, num_tokens=1)
 
     def check_paths(self) -> None:
         """Refuse runs that are not there."""
@@ -114,15 +113,9 @@ class AutoSnapSettings:
         for each in fields(self) if not self.auto_snap else ():
             if getattr(self, each.name) != each.default:
                 raise UserError(f"--{each.name} does nothing without --auto_snap", fix="Add it.")
-        for name in ("auto_snap_patience", "auto_snap_min_saves"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name} {getattr(self, name)}", fix="Use a number from 1 up.")
-        if self.auto_snap_start_step < 0 or not self.auto_snap_threshold > 0:
-            raise UserError(
-                f"--auto_snap_start_step {self.auto_snap_start_step} is below 0, or "
-                f"--auto_snap_threshold {self.auto_snap_threshold} is not above 0",
-                fix="Use a step from 0 up and a threshold above 0.",
-            )
+        require_at_least(self, auto_snap_patience=1, auto_snap_min_saves=1, auto_snap_start_step=0)
+        if not self.auto_snap_threshold > 0:
+            raise UserError(f"--auto_snap_threshold {self.auto_snap_threshold} must be above 0")
 
 
 @dataclass(frozen=True)
@@ -201,9 +194,7 @@ class QatSettings(SessionSettings):
 
     def __post_init__(self) -> None:
         Recipe.parse(self.recipe)
-        for name in ("lr_scale", "scale_lr"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise UserError(f"--{name} {getattr(self, name)}", fix="Use a number from 0 up.")
+        require_at_least(self, lr_scale=0, scale_lr=0)
         for name in ("recipe", "init", "freeze_codes", "scale_lr", "lr_scale") if self.lora.lora_rank else ():
             if getattr(self, name) != getattr(type(self), name):
                 raise UserError(

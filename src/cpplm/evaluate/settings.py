@@ -97,8 +97,7 @@ class BpbSettings:
                 raise UserError(
                     f"--{name} {getattr(self, name)}", fix="Use a positive number, or -1 for all."
                 )
-        if self.context_bytes < 0:
-            raise UserError(f"--context_bytes {self.context_bytes} is negative", fix="Use 0 for none.")
+        require_at_least(self, context_bytes=0)
 
     def check_paths(self) -> None:
         """Refuse data that are not there."""

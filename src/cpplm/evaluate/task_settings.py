@@ -42,9 +42,7 @@ class TaskEvalSettings:
     """Compilers at the same time (0 = one per core)."""
 
     def __post_init__(self) -> None:
-        require_at_least(self, num_items=1, workers=0, num_samples=1)
-        if not 0 <= self.temperature < float("inf"):
-            raise UserError(f"--temperature {self.temperature}", fix="Use 0 or more.")
+        require_at_least(self, num_items=1, workers=0, num_samples=1, temperature=0)
         if self.num_samples > 1 and not self.temperature:
             raise UserError("at --temperature 0 all samples are the same", fix="Use 0.8, or --num_samples 1.")
 

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from cpplm.core.errors import UserError
 from cpplm.core.settings import Argument, Precision
 from cpplm.core.storage import require_path, split_step
+from cpplm.generate.settings import require_at_least
 
 KDLossName = Literal["full", "topk", "topk_tail"]
 
@@ -141,12 +142,7 @@ class CacheBuildSettings:
     """Number format of the teacher's matrix products. auto = bf16 where the hardware has it."""
 
     def __post_init__(self) -> None:
-        for name in ("num_tokens", "topk", "device_batch_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name} {getattr(self, name)}", fix="Use a number from 1 up.")
-        for name in ("negatives", "seed"):
-            if getattr(self, name) < 0:
-                raise UserError(f"--{name} {getattr(self, name)}", fix="Use a number from 0 up.")
+        require_at_least(self, num_tokens=1, topk=1, device_batch_size=1, negatives=0, seed=0)
         if self.max_seq_len < 1 and self.max_seq_len != -1:
             raise UserError(f"--max_seq_len {self.max_seq_len}", fix="Use a positive number, or -1.")
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from cpplm.core.errors import UserError
 from cpplm.core.settings import Argument, group
 from cpplm.core.storage import require_path, split_step
+from cpplm.generate.settings import require_at_least
 from cpplm.tasks.settings import KindName
 from cpplm.train.session_settings import SessionSettings
 
@@ -44,11 +45,7 @@ class ObjectiveSettings:
     """Optimizer steps on each batch of rollouts."""
 
     def __post_init__(self) -> None:
-        if self.updates_per_rollout < 1:
-            raise UserError(f"--updates_per_rollout {self.updates_per_rollout}", fix="Use 1 or more.")
-        for name in ("kl", "anchor_weight", "max_importance_weight"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise UserError(f"--{name} {getattr(self, name)}", fix="Use 0 or a positive number.")
+        require_at_least(self, updates_per_rollout=1, kl=0, anchor_weight=0, max_importance_weight=0)
         for name in ("clip_low", "clip_high"):
             if getattr(self, name) < 0 and getattr(self, name) != -1:
                 raise UserError(f"--{name} {getattr(self, name)}", fix="Use a positive number, or -1.")
@@ -167,9 +164,7 @@ class RlSettings(SessionSettings):
     """Of rft: train without torch.compile, as rl always does: slower steps, instant start."""
 
     def __post_init__(self) -> None:
-        for name in ("num_prompts", "num_samples", "device_batch_size", "decode_batch_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name} {getattr(self, name)}", fix="Use a positive number.")
+        require_at_least(self, num_prompts=1, num_samples=1, device_batch_size=1, decode_batch_size=1)
         if self.num_samples < 2 and self.method == "rl" and not (self.rollouts_only or self.train_from):
             raise UserError("--num_samples 1 leaves nothing to compare an answer with", fix="Use 8.")
         if self.engines.rollout_urls and (self.method != "rl" or self.rollouts_only or self.train_from):
