@@ -16,7 +16,7 @@ from cpplm.cpp.syntax_spans import find_spans, join_spans, whole_groups
 from cpplm.judge.scoring import find_forbidden, is_empty, open_braces
 from cpplm.tasks.grader import Diagnostic, Grader
 from cpplm.tasks.item import TaskItem
-from cpplm.tasks.kind import CORRECT, GENERAL_CHEATS, MALFORMED, PARSES, Answer, Grade, TaskKind
+from cpplm.tasks.kind import CORRECT, GENERAL_CHEATS, MALFORMED, PARSES, Answer, Grade, TaskKind, filled
 from cpplm.tasks.mutations import line_tokens
 from cpplm.tasks.source import SourceDocument, TaskSource, excerpt
 
@@ -45,10 +45,8 @@ class FillKind(TaskKind):
         while made < count and (batch := [each for _, each in zip(range(_BATCH), documents, strict=False)]):
             items = [item for document in batch for item in _holes(document, source, split)]
             for null in _NULL.values():
-                found = source.grader.compile(
-                    [_filled(item, null) for item in items], [item.data["language"] for item in items],
-                    "empty holes",
-                )  # fmt: skip
+                empty = [(*filled(item, Answer(null))[:2], "") for item in items]
+                found = source.grader.compile(empty, "empty holes")
                 items = [item for item, each in zip(items, found, strict=True) if not each.compiles]
             yield from items[: count - made]
             made += len(items)
@@ -65,14 +63,7 @@ class FillKind(TaskKind):
         """Compile the documents with the answers in them, but for those that are worth nothing anyway."""
         grades = [_refuse(item, answer.text) for item, answer in answers]
         pairs = [pair for pair, refused in zip(answers, grades, strict=True) if refused is None]
-        found = iter(
-            grader.compile(
-                [_filled(item, answer.text) for item, answer in pairs],
-                [item.data["language"] for item, _ in pairs],
-                "compile fillings",
-                standards=[item.data.get("standard", "") for item, _ in pairs],
-            )
-        )
+        found = iter(grader.compile([filled(*pair) for pair in pairs], "compile fillings"))
         return [
             _grade(item, answer.text, next(found)) if refused is None else refused
             for (item, answer), refused in zip(answers, grades, strict=True)
@@ -98,10 +89,6 @@ def _grade(item: TaskItem, written: str, verdict: Diagnostic) -> Grade:
     if verdict.compiles:
         return Grade(CORRECT, "compiles", exact)
     return Grade(PARSES, "compile error", exact, verdict.certain)
-
-
-def _filled(item: TaskItem, written: str) -> str:
-    return f"{item.data['before']}{written}{item.data['after']}"
 
 
 def _holes(document: SourceDocument, source: TaskSource, split: Split) -> list[TaskItem]:

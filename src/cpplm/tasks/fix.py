@@ -17,7 +17,7 @@ from cpplm.core.shards import Split
 from cpplm.judge.scoring import find_forbidden
 from cpplm.tasks.grader import Grader
 from cpplm.tasks.item import TaskItem
-from cpplm.tasks.kind import CORRECT, GENERAL_CHEATS, MALFORMED, PARSES, Answer, Grade, TaskKind
+from cpplm.tasks.kind import CORRECT, GENERAL_CHEATS, MALFORMED, PARSES, Answer, Grade, TaskKind, filled
 from cpplm.tasks.mutations import line_tokens, mutate, words_of
 from cpplm.tasks.source import SourceDocument, TaskSource, excerpt
 
@@ -63,9 +63,9 @@ class FixKind(TaskKind):
         while made < count and (batch := list(islice(of_documents, _BATCH))):
             mutants = [mutant for of_document in batch for mutant in of_document]
             found = source.grader.compile(
-                [each.text for each in mutants], [each.document.language for each in mutants], "break lines",
-                standards=[each.document.standard for each in mutants],
-            )  # fmt: skip
+                [(each.text, each.document.language, each.document.standard) for each in mutants],
+                "break lines",
+            )
             for mutant, verdict in zip(mutants, found, strict=True):
                 late = mutant.number + (mutant.kind == "dropped punctuation")  # it is missed a line later
                 if not verdict.compiles and mutant.number <= verdict.line <= late and made < count:
@@ -86,13 +86,8 @@ class FixKind(TaskKind):
         """Compile those that are like the broken line, and have the words of the original."""
         grades = [_look(item, answer.text) for item, answer in answers]
         places = [place for place, grade in enumerate(grades) if grade.outcome == "candidate"]
-        pairs = [answers[place] for place in places]
-        found = grader.compile(
-            [item.data["before"] + answer.text + item.data["after"] for item, answer in pairs],
-            [item.data["language"] for item, _ in pairs],
-            "compile repairs",
-            standards=[item.data["standard"] for item, _ in pairs],
-        )
+        repaired = [filled(*answers[place]) for place in places]
+        found = grader.compile(repaired, "compile repairs")
         for place, verdict in zip(places, found, strict=True):
             worth = (CORRECT, "repaired") if verdict.compiles else (PARSES, "compile error")
             grades[place] = Grade(*worth, grades[place].exact, verdict.certain)

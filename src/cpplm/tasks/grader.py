@@ -74,28 +74,20 @@ class Grader:
                 self._found[key] = Diagnostic(*values)
             self._file = JsonlFile(path)
 
-    def compile(
-        self,
-        texts: Sequence[str],
-        languages: Sequence[Language],
-        what: str = "compile",
-        *,
-        standards: Sequence[str] = (),
-    ) -> list[Diagnostic]:
+    def compile(self, documents: Sequence[tuple[str, Language, str]], what: str) -> list[Diagnostic]:
         """The verdict on each document, compiled on its own.
 
         Args:
-            texts: the documents.
-            languages: of each.
+            documents: of each text, language and the standard that it is known to be written for; where that
+                is "", standards are tried in turn.
             what: is said beside the progress bar.
-            standards: the one that each is known to be written for; without it they are tried in turn.
         """
         return map_in_threads(
-            self._compile, texts, languages, standards or [""] * len(texts),
-            workers=self._workers, what=what, unit="text", disable=self._quiet,
-        )  # fmt: skip
+            self._compile, documents, workers=self._workers, what=what, unit="text", disable=self._quiet
+        )
 
-    def _compile(self, text: str, language: Language, standard: str) -> Diagnostic:
+    def _compile(self, document: tuple[str, Language, str]) -> Diagnostic:
+        text, language, standard = document
         text = text.encode("utf-8", errors="replace").decode()
         key = sha256(f"{self._key} {language}{standard}\n{text}".encode())[:32]
         if key in self._found:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cpplm.core.shards import Split
+from cpplm.cpp.parser import Language
 from cpplm.judge.executor import Program
 from cpplm.judge.scoring import function_body, is_empty
 from cpplm.tasks.grader import Grader
@@ -76,6 +77,12 @@ class TaskKind(Protocol):
 
     def cheats(self, item: TaskItem) -> Mapping[str, str]:
         """Answers that are worth nothing, by name; no reward of theirs may be above `PARSES`."""
+
+
+def filled(item: TaskItem, answer: Answer) -> tuple[str, Language, str]:
+    """The document of a task with an answer in its place, its language and standard, for `Grader.compile`."""
+    data = item.data
+    return data["before"] + answer.text + data["after"], data["language"], data.get("standard", "")
 
 
 GENERAL_CHEATS = {

@@ -94,7 +94,7 @@ class TaskSource:
         for start in range(0, len(documents), _BATCH):
             batch = documents[start : start + _BATCH]
             found = self.grader.compile(
-                [each.text for each in batch], [each.language for each in batch], "compile documents"
+                [(each.text, each.language, "") for each in batch], "compile documents"
             )
             for document, verdict in zip(batch, found, strict=True):
                 if verdict.compiles:
