@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from cpplm.cli.report import Report
 from cpplm.cli.train import summary_report
 from cpplm.compress.compare import compare as compare_models
-from cpplm.compress.compare import page_values, records, table
+from cpplm.compress.compare import page_values, table
 from cpplm.compress.hf import quantize_hf
 from cpplm.compress.hf_compare import compare_hf
 from cpplm.compress.hf_qat import train_hf_quantized
@@ -14,7 +16,6 @@ from cpplm.compress.kd.cache import KDCache
 from cpplm.compress.kd.settings import CacheBuildSettings, CacheSettings
 from cpplm.compress.kd.stats import cache_figures
 from cpplm.compress.layer_checks import check_run
-from cpplm.compress.layer_checks import records as check_records
 from cpplm.compress.layer_checks import table as check_table
 from cpplm.compress.qat import train_quantized
 from cpplm.compress.quantize import quantize_run
@@ -45,7 +46,7 @@ def qat(settings: QatSettings) -> Report:
 def check(settings: CheckSettings) -> Report:
     """Show the layers."""
     checks = check_run(settings)
-    return Report(check_table(checks), {"layers": check_records(checks)})
+    return Report(check_table(checks), {"layers": [asdict(each) for each in checks]})
 
 
 def compare(settings: CompareSettings) -> Report:
@@ -54,7 +55,7 @@ def compare(settings: CompareSettings) -> Report:
     if settings.page is not None:
         html = render_page("compression_page.html.jinja", page_values(results, settings))
         Storage(settings.page.parent, create=True).write(settings.page.name, html.encode())
-    return Report(table(results), {"models": records(results)})
+    return Report(table(results), {"models": page_values(results, settings)["models"]})
 
 
 def cache_build(settings: CacheBuildSettings) -> Report:

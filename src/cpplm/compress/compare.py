@@ -40,27 +40,6 @@ _CPU = torch.device("cpu")
 _EVALUATED_BYTES = 1_000_000
 
 
-@dataclass(frozen=True)
-class TaskScores:
-    """Scores of a run by `cpplm evaluate`: of what this machine runs, in bfloat16 where it has that.
-
-    Attributes:
-        bits_per_byte: of held-out documents, with at least half the context before each token.
-        bug_ranking: share of HumanEval's problems whose right solution is likelier than the buggy one.
-        bug_ranking_interval: of that share, 95 %.
-        exact_match: share of holes in held-out documents that are filled with what stood there.
-        exact_match_error: standard error of that share; None of a single document.
-        holes: number of them.
-    """
-
-    bits_per_byte: float
-    bug_ranking: float
-    bug_ranking_interval: list[float]
-    exact_match: float
-    exact_match_error: float | None
-    holes: int
-
-
 @dataclass
 class Comparison:
     """One model on the same tokens as the others.
@@ -74,7 +53,7 @@ class Comparison:
         same_top1: share of tokens where both find the same one likeliest.
         weight_bytes: of all weights in a packed file, also of a run that is yet to be packed, and of an
             adapter beside it; of what has none, in bfloat16.
-        tasks: of a run, if they were asked for.
+        tasks: `task_scores` of a run, if they were asked for.
     """
 
     name: str
@@ -84,7 +63,7 @@ class Comparison:
     divergence: float
     same_top1: float
     weight_bytes: int
-    tasks: TaskScores | None = None
+    tasks: dict[str, Any] | None = None
 
 
 def compare(settings: CompareSettings) -> list[Comparison]:
@@ -143,18 +122,26 @@ def _show_on_page(
         write_page(folder)
 
 
-def task_scores(run: str, data_dir: str) -> TaskScores:
-    """Measure a run, or read from it what was measured before."""
+def task_scores(run: str, data_dir: str) -> dict[str, Any]:
+    """Scores of a run by `cpplm evaluate`: of what this machine runs, in bfloat16 where it has that.
+
+    Returns:
+        "bits_per_byte" of held-out documents, with at least half the context before each token.
+        "bug_ranking", the share of HumanEval's problems whose right solution is likelier than the buggy one,
+        and "bug_ranking_interval", 95 %. "exact_match", the share of holes in held-out documents that are
+        filled with what stood there, "exact_match_error", None of a single document, and "holes".
+    """
     location, step = split_step(run)
     evaluation = Evaluation(EvalTarget(EvaluatedModel(location, -1 if step is None else step)))
     bits = evaluation.bits_per_byte(BpbSettings(data_dir, eval_bytes=_EVALUATED_BYTES, context_bytes=0))
     bugs = evaluation.likelihood(LikelihoodSettings())["bug_ranking"]
     holes = evaluation.fim(FimEvalSettings(problems="", files=data_dir))
     exact = holes["files"]["all"]["exact_match"]
-    return TaskScores(
-        bits["bits_per_byte"], bugs["share"], bugs["interval"], exact["value"], exact["error"],
-        holes["holes"],
-    )  # fmt: skip
+    return {
+        "bits_per_byte": bits["bits_per_byte"],
+        "bug_ranking": bugs["share"], "bug_ranking_interval": bugs["interval"],
+        "exact_match": exact["value"], "exact_match_error": exact["error"], "holes": holes["holes"],
+    }  # fmt: skip
 
 
 def _recipe_of(checkpoint: Checkpoint) -> str:
@@ -231,11 +218,11 @@ def table(results: Sequence[Comparison]) -> str:
     if evaluated:
         rows += ["", f"{'evaluated':{width}}  bits/byte  bug ranking (95 %)    holes filled exactly"]
     for each, tasks in evaluated:
-        low, high = tasks.bug_ranking_interval
-        error = "" if tasks.exact_match_error is None else f" ± {tasks.exact_match_error:.1%}"
+        low, high = tasks["bug_ranking_interval"]
+        error = "" if tasks["exact_match_error"] is None else f" ± {tasks['exact_match_error']:.1%}"
         rows.append(
-            f"{each.name:{width}}  {tasks.bits_per_byte:9.4f}  {tasks.bug_ranking:5.1%} "
-            f"({low:.1%}-{high:.1%})  {tasks.exact_match:.1%}{error} of {tasks.holes}"
+            f"{each.name:{width}}  {tasks['bits_per_byte']:9.4f}  {tasks['bug_ranking']:5.1%} "
+            f"({low:.1%}-{high:.1%})  {tasks['exact_match']:.1%}{error} of {tasks['holes']}"
         )
     return "\n".join(rows)
 
@@ -246,10 +233,5 @@ def page_values(results: Sequence[Comparison], settings: CompareSettings) -> dic
         "teacher": settings.teacher,
         "data": settings.data_dir,
         "tokens": settings.num_tokens,
-        "models": records(results),
+        "models": [asdict(each) for each in results],
     }
-
-
-def records(results: Sequence[Comparison]) -> list[dict[str, Any]]:
-    """For `--json`."""
-    return [asdict(each) for each in results]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -76,8 +75,3 @@ def table(checks: list[LayerCheck]) -> str:
         )
     snapped = sum(each.snapped for each in checks)
     return "\n".join([*rows, f"{snapped} of {len(checks)} layers have scales that float16 holds exactly"])
-
-
-def records(checks: list[LayerCheck]) -> list[dict[str, Any]]:
-    """For `--json`."""
-    return [asdict(each) for each in checks]
