@@ -21,12 +21,10 @@ from cpplm.evaluate.models.code_model import (
     Conversation,
     StopCondition,
     TokenBits,
-    fit_to_context,
 )
 from cpplm.evaluate.sliding_window import EncodedText, score_in_windows
 from cpplm.generate.engine import Engine
 from cpplm.generate.load import load_engine
-from cpplm.generate.project.context import ContextSource
 from cpplm.generate.sequence import GenerationRequest
 from cpplm.generate.settings import ModelSource, SamplingSettings, SchedulerLimits
 from cpplm.generate.tools.toolbox import ToolBox
@@ -86,13 +84,8 @@ class CheckpointModel(CodeModel):
     # ---- writing --------------------------------------------------------------------------------------
 
     @override
-    def fit(self, request: CodePrompt, new_tokens: int, source: ContextSource | None = None) -> CodePrompt:
-        """Cut a prompt to the context by the run's own tokenizer."""
-        engine = self.engine
-        return fit_to_context(
-            request, lambda cut: engine.num_prompt_tokens(self._request(cut)), self.token_ends,
-            supports_fim=self.supports_fim, context=self.max_context, new_tokens=new_tokens, source=source,
-        )  # fmt: skip
+    def num_prompt_tokens(self, request: CodePrompt) -> int:
+        return self.engine.num_prompt_tokens(self._request(request))
 
     @override
     def token_ends(self, text: str) -> NDArray[np.int64]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from cpplm.generate.project.context import ContextSource, truncate_with_context
 from cpplm.generate.settings import SamplingSettings
 from cpplm.generate.tools.toolbox import ToolBox
-from cpplm.generate.truncation import TokenEnds, fit_prompt
+from cpplm.generate.truncation import fit_prompt
 
 StopCondition = Callable[[str], bool]
 """True once a text that is being written is complete: all that follows would be cut off."""
@@ -29,30 +29,6 @@ class CodePrompt:
 
     prefix: str
     suffix: str | None = None
-
-
-def fit_to_context(
-    request: CodePrompt,
-    count: Callable[[CodePrompt], int],
-    ends: TokenEnds,
-    *,
-    supports_fim: bool,
-    context: int,
-    new_tokens: int,
-    source: ContextSource | None = None,
-) -> CodePrompt:
-    """`CodeModel.fit` of a model that counts a prompt's tokens by `count` and its text's by `ends`."""
-    suffix = request.suffix if supports_fim else None
-
-    def attempt(room: int) -> tuple[CodePrompt, int]:
-        before, behind = (
-            part.decode(errors="ignore")
-            for part in truncate_with_context(request.prefix, suffix or "", room, ends, source)
-        )
-        cut = CodePrompt(before, request.suffix if suffix is None else behind)
-        return cut, count(cut)
-
-    return fit_prompt(context, new_tokens, attempt)[0]
 
 
 @dataclass(frozen=True)
@@ -135,6 +111,21 @@ class CodeModel(Protocol):
             new_tokens: to write.
             source: of text that stands before it, for a model whose tokens can be counted.
         """
+        suffix = request.suffix if self.supports_fim else None
+
+        def attempt(room: int) -> tuple[CodePrompt, int]:
+            before, behind = (
+                part.decode(errors="ignore")
+                for part in truncate_with_context(request.prefix, suffix or "", room, self.token_ends, source)
+            )
+            cut = CodePrompt(before, request.suffix if suffix is None else behind)
+            return cut, self.num_prompt_tokens(cut)
+
+        return fit_prompt(self.max_context, new_tokens, attempt)[0]
+
+    def num_prompt_tokens(self, request: CodePrompt) -> int:
+        """Tokens of a prompt, special ones included."""
+        raise NotImplementedError
 
     def token_ends(self, text: str) -> NDArray[np.int64]:
         """The end of each token of a text, in bytes.

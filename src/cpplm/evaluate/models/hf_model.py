@@ -29,7 +29,6 @@ from cpplm.evaluate.models.code_model import (
     Conversation,
     StopCondition,
     TokenBits,
-    fit_to_context,
     group_samples,
 )
 from cpplm.evaluate.models.hf_folder import has_chat_template, require_readable
@@ -43,7 +42,6 @@ from cpplm.evaluate.models.hf_loading import (
 )
 from cpplm.evaluate.models.hf_tokens import HfTokens
 from cpplm.evaluate.sliding_window import MAX_BATCH_TOKENS, score_in_windows
-from cpplm.generate.project.context import ContextSource
 from cpplm.generate.sampling import apply_penalties, random_stream, sample
 from cpplm.generate.sequence import stop_place
 from cpplm.generate.settings import SamplingSettings
@@ -121,12 +119,8 @@ class HfModel(CodeModel):
     # ---- writing --------------------------------------------------------------------------------------
 
     @override
-    def fit(self, request: CodePrompt, new_tokens: int, source: ContextSource | None = None) -> CodePrompt:
-        """Cut a prompt to the context by the directory's tokenizer."""
-        return fit_to_context(
-            request, lambda cut: len(self._prompt(cut)), self.token_ends,
-            supports_fim=self.supports_fim, context=self.max_context, new_tokens=new_tokens, source=source,
-        )  # fmt: skip
+    def num_prompt_tokens(self, request: CodePrompt) -> int:
+        return len(self._prompt(request))
 
     @override
     def token_ends(self, text: str) -> NDArray[np.int64]:
