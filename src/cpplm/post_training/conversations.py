@@ -275,12 +275,16 @@ def _render(
         return _render_ids(record["ids"], tokenizer)
     if not isinstance(tokenizer, Tokenizer):
         rendered = tokenizer.encode_record(record)
-        ids = [id_ if learned else ~id_ for id_, learned in zip(rendered.ids, rendered.mask, strict=True)]
-        return json.dumps({"ids": ids}), rendered
+        return json.dumps({"ids": mark_context(rendered.ids, rendered.mask)}), rendered
     turns = conversation_turns(openai_messages(record))
     rendered = render_conversation(tokenizer, {"messages": turns}, max_tokens=2**62)
     require_answers(turns)
     return json.dumps({"messages": turns}, ensure_ascii=False, sort_keys=True), rendered
+
+
+def mark_context(ids: Sequence[int], written: Sequence[Any]) -> list[int]:
+    """Ids with those complemented that the model has not written."""
+    return [id_ if own else ~id_ for id_, own in zip(ids, written, strict=True)]
 
 
 def _render_ids(ids: Any, tokenizer: Tokenizer | ChatTokenizer) -> tuple[str, RenderedConversation]:

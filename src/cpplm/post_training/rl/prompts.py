@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from cpplm.dataloader.fim import render_fim_prompt
 from cpplm.generate.conversation import conversation_turns
+from cpplm.post_training.conversations import mark_context
 from cpplm.tasks.item import TaskItem
 from cpplm.tokenizer.conversations import render_conversation, render_for_completion
 from cpplm.tokenizer.special_tokens import BOS, EOS
@@ -62,8 +61,3 @@ def gold_ids(item: TaskItem, tokenizer: Tokenizer, *, chat: bool, fim: bool) -> 
         return mark_context(rendered.ids, rendered.mask)
     answer = [*tokenizer.encode(item.answer), prompt.end_id]
     return mark_context([*prompt.ids, *answer], [0] * len(prompt.ids) + [1] * len(answer))
-
-
-def mark_context(ids: Sequence[int], written: Sequence[Any]) -> list[int]:
-    """Ids with those complemented that the model has not written."""
-    return [id_ if own else ~id_ for id_, own in zip(ids, written, strict=True)]

@@ -20,8 +20,8 @@ from cpplm.core.storage import split_step
 from cpplm.dataloader.loader_state import LoaderState
 from cpplm.generate.load import load_engine
 from cpplm.generate.settings import ModelSource
+from cpplm.post_training.conversations import mark_context
 from cpplm.post_training.rl.batches import RolloutBatches
-from cpplm.post_training.rl.prompts import mark_context
 from cpplm.post_training.rl.rollouts import token_record, trajectory_record
 from cpplm.post_training.rl.run import RlTasks
 from cpplm.post_training.rl.settings import RlSettings
