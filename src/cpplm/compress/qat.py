@@ -23,12 +23,13 @@ from cpplm.model.config import ModelConfig
 from cpplm.model.settings import QuantizationSettings
 from cpplm.model.transformer import Transformer
 from cpplm.optim.muon import MuonAdamW
-from cpplm.optim.schedules import LearningRates, Schedule
+from cpplm.optim.schedules import Schedule
 from cpplm.post_training.hf_folder import HfFolder
+from cpplm.post_training.sft import inherited
 from cpplm.train.backend import TrainBackend
 from cpplm.train.checkpoint.format import QUANTIZATION, Checkpoint, Stage, open_checkpoint
 from cpplm.train.checkpoint.parent import open_parent
-from cpplm.train.checkpoint.source import batch_tokens, find_source, scaled_rates, train_settings_of
+from cpplm.train.checkpoint.source import batch_tokens, find_source, train_settings_of
 from cpplm.train.checkpoint.weights import load_model
 from cpplm.train.compile import can_compile
 from cpplm.train.data import corpus_fingerprint
@@ -70,18 +71,10 @@ def refuse_other_tokenizer(settings: QatSettings, tokenizer_hash: str) -> None:
 
 def train_settings(settings: QatSettings, source: Checkpoint | HfFolder, lr_scale: float) -> TrainSettings:
     """The training run that the settings describe; what they leave open is as the run of the model had it."""
-    record: dict[str, Any] = {}
+    record, context, rates, _ = inherited(source, settings.max_seq_len, settings.lora, lr_scale)
     stage: Stage = "mid"
-    rates = LearningRates()  # of an adapter
-    if isinstance(source, HfFolder):
-        context = source.row_length(settings.max_seq_len)
-        rates, _ = source.rates(lr_scale, settings.lora)
-    else:
-        record = source.json("settings.json") if "settings.json" in source.files else {}
-        context = settings.max_seq_len if settings.max_seq_len > 0 else source.config().max_seq_len
-        stage = source.stage if source.stage in ("base", "mid") else "mid"
-        if not settings.lora.lora_rank:
-            rates = scaled_rates(source, lr_scale)
+    if not isinstance(source, HfFolder) and source.stage in ("base", "mid"):
+        stage = source.stage
     quantization = QuantizationSettings()
     if not settings.lora.lora_rank:
         quantization = QuantizationSettings(

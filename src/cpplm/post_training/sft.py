@@ -17,6 +17,7 @@ from cpplm.core.progress import log_info
 from cpplm.core.storage import Storage, is_hf_folder
 from cpplm.dataloader.settings import DataSettings
 from cpplm.model.lora import check_targets
+from cpplm.model.settings import LoraSettings
 from cpplm.optim.schedules import LearningRates, Schedule
 from cpplm.post_training.conversations import ConversationCounts, describe_dropped, prepare_conversations
 from cpplm.post_training.hf_folder import HfFolder
@@ -75,16 +76,9 @@ def train_settings(settings: SftSettings, source: Checkpoint | HfFolder, lr_scal
     Raises:
         UserError: settings that are no run.
     """
-    record: dict[str, Any] = {}
-    if isinstance(source, HfFolder):
-        context = source.row_length(settings.max_seq_len)
-        rates, lora = source.rates(lr_scale, settings.lora)
-    else:
+    if not isinstance(source, HfFolder):
         check_targets(source.config(), settings.lora)
-        context = settings.max_seq_len if settings.max_seq_len > 0 else source.config().max_seq_len
-        record = source.json("settings.json") if "settings.json" in source.files else {}
-        lora = settings.lora
-        rates = LearningRates() if lora.lora_rank else scaled_rates(source, lr_scale)
+    record, context, rates, lora = inherited(source, settings.max_seq_len, settings.lora, lr_scale)
     return train_settings_of(
         settings,
         data_dir=(str(settings.out / "data"),),
@@ -98,6 +92,18 @@ def train_settings(settings: SftSettings, source: Checkpoint | HfFolder, lr_scal
         data=DataSettings(document_mask=True),
         sample_every=-1,
     )
+
+
+def inherited(
+    source: Checkpoint | HfFolder, max_seq_len: int, lora: LoraSettings, lr_scale: float
+) -> tuple[dict[str, Any], int, LearningRates, LoraSettings]:
+    """The record of a model's training, its context unless `max_seq_len` says another, rates and adapter."""
+    if isinstance(source, HfFolder):
+        return {}, source.row_length(max_seq_len), *source.rates(lr_scale, lora)
+    record = source.json("settings.json") if "settings.json" in source.files else {}
+    context = max_seq_len if max_seq_len > 0 else source.config().max_seq_len
+    rates = LearningRates() if lora.lora_rank else scaled_rates(source, lr_scale)
+    return record, context, rates, lora
 
 
 def _with_data(

@@ -100,21 +100,17 @@ class OwnKind(TestedBodyKind):
 def _items(source: TaskSource, split: Split) -> Iterator[TaskItem]:
     for document in source.compiling(split):
         if document.language == "c++" and not re.search(r"\bmain\s*\(", document.text):
-            for function in _functions(document)[:_PER_DOCUMENT]:
+            lexed, root = parse(document.text.encode())
+            for function in islice(_walk(root, document, lexed.data, ()), _PER_DOCUMENT):
                 rng = source.rng(f"own {document.id} {function.name}")
                 if tests := derive_tests(function, source.grader, rng):
                     yield from _rungs(function, tests, split)
 
 
-def _functions(document: SourceDocument) -> list[_Function]:
-    """The functions of a document that can be tested, in its order."""
-    lexed, root = parse(document.text.encode())
-    return list(_walk(root, document, lexed.data, ()))
-
-
 def _walk(
     node: tree_sitter.Node, document: SourceDocument, data: bytes, scope: tuple[str, ...]
 ) -> Iterator[_Function]:
+    """The functions of a document that can be tested, in its order."""
     for child in node.children:
         if child.type == "function_definition":
             function = _read(child, document, data, scope)
