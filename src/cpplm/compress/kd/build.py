@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from contextlib import closing
 from dataclasses import replace
@@ -29,6 +28,7 @@ from cpplm.dataloader.loader_state import LoaderState
 from cpplm.dataloader.settings import DataSettings
 from cpplm.post_training.hf_documents import document_encoder
 from cpplm.post_training.hf_tokenizer import HfTokenizer
+from cpplm.train.checkpoint.save import write_pieces
 from cpplm.train.checkpoint.weights import safetensors_file
 from cpplm.train.data import check_data, corpus_fingerprint, open_readers, train_loader
 from cpplm.train.distributed import SINGLE_PROCESS
@@ -177,14 +177,10 @@ class _Builder:
         return shards
 
     def _write_shard(self, number: int, tensors: dict[str, Tensor], rows: int) -> CacheShard:
-        name, size, digest = f"shard_{number:05d}.safetensors", 0, hashlib.sha256()
-        with self._storage.open_write(name) as file:
-            for piece in safetensors_file(tensors):
-                file.write(piece)
-                digest.update(piece)
-                size += len(piece)
+        name = f"shard_{number:05d}.safetensors"
+        entry = write_pieces(self._storage, name, safetensors_file(tensors))
         self._storage.sync([name])
-        return CacheShard(name, rows, size, digest.hexdigest())
+        return CacheShard(name, rows, **entry)
 
     @torch.no_grad()
     def _tensors(self, batch: Batch, first_row: int) -> dict[str, Tensor]:

@@ -115,10 +115,10 @@ def write_checkpoint(
     )
     with committing as entries:
         for name, data in files.items():
-            entries[name] = _write(storage, f"{step_folder(step)}/{name}", [data])
+            entries[name] = write_pieces(storage, f"{step_folder(step)}/{name}", [data])
         for name, parts in groups.items():
             for file, part in zip(shard.file_names(name), parts, strict=True):
-                entries[file] = _write(storage, f"{step_folder(step)}/{file}", safetensors_file(part))
+                entries[file] = write_pieces(storage, f"{step_folder(step)}/{file}", safetensors_file(part))
         if shard.process == 0:
             entries.update(_reported(storage, step, shard, leaving or threading.Event()))
     return Checkpoint(storage, step, entries)
@@ -140,7 +140,9 @@ def copy_checkpoint(checkpoint: Checkpoint, target: Storage) -> Checkpoint:
     """
     with _committing(target, checkpoint.step) as entries:
         for name in checkpoint.files:
-            entries[name] = _write(target, f"{step_folder(checkpoint.step)}/{name}", checkpoint.chunks(name))
+            entries[name] = write_pieces(
+                target, f"{step_folder(checkpoint.step)}/{name}", checkpoint.chunks(name)
+            )
     return Checkpoint(target, checkpoint.step, entries)
 
 
@@ -211,7 +213,7 @@ def _reported(
     return entries
 
 
-def _write(storage: Storage, path: str, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
+def write_pieces(storage: Storage, path: str, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
     """One file; returns its entry in the manifest."""
     digest, size = hashlib.sha256(), 0
     with storage.open_write(path) as file:
