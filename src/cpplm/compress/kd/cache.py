@@ -13,7 +13,7 @@ With 32 likeliest tokens that is 134 bytes for each token of a row.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -117,14 +117,11 @@ def _short(value: Any) -> Any:
     return value[:12] if isinstance(value, str) else value
 
 
-_NO_TEACHER = TeacherTargets(torch.zeros(0), torch.zeros(0), torch.zeros(0))
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class KDBatch(Batch):
     """A training batch with the teacher's distributions, whose shapes begin with (batch_size, seq_len)."""
 
-    teacher: TeacherTargets = field(default_factory=lambda: _NO_TEACHER)
+    teacher: TeacherTargets
 
     def flat_teacher(self, device: torch.device) -> TeacherTargets:
         """The distributions on a device with one row for each token, as losses take them."""
@@ -232,7 +229,7 @@ class KDCache:
             rows["inputs"], rows["targets"],
             LoaderState(past, seq_len=self.manifest.seq_len, seed=self.manifest.seed),
             rows.get("documents"),
-            TeacherTargets(
+            teacher=TeacherTargets(
                 rows["topk_ids"], rows["topk_logprobs"], rows["tail_logprob"], rows.get("negative_ids")
             ),
         )  # fmt: skip

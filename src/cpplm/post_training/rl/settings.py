@@ -54,10 +54,8 @@ class ObjectiveSettings:
     def clip(self) -> tuple[float, float]:
         """The least and the highest ratio that has a gradient."""
         low, high = (3e-4, 4e-4) if self.objective == "gspo" else (0.2, 0.28)
-        low, high = (
-            (low if self.clip_low < 0 else self.clip_low),
-            (high if self.clip_high < 0 else self.clip_high),
-        )
+        low = low if self.clip_low < 0 else self.clip_low
+        high = high if self.clip_high < 0 else self.clip_high
         return 1 - low, 1 + high
 
 
