@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,16 +13,19 @@ from cpplm.core.device_specs import PEAK_TERAFLOPS
 from cpplm.core.errors import UserError
 from cpplm.model.config import ModelConfig
 from cpplm.model.flops import count_flops
-from cpplm.model.settings import KernelSettings
 from cpplm.model.transformer import Transformer
 from cpplm.train.devices import MEMORY_GB, data_sheet_devices
 from cpplm.train.estimate import estimate
 from cpplm.train.memory_estimate import MemoryPlan
-from cpplm.train.settings import DryRunSettings
+from cpplm.train.settings import DryRunSettings, TrainSettings
 from cpplm.train.training_length import TrainingBudget
 
 CONFIG = ModelConfig.from_depth(4, vocab_size=32_768)
-PLAN = MemoryPlan(CONFIG, KernelSettings(), torch.bfloat16, 16, 2**22, shard=False, normuon=False)
+SETTINGS = TrainSettings(
+    ("corpus",), Path("tokenizer"), Path("out"),
+    max_seq_len=CONFIG.max_seq_len, device_batch_size=16, total_batch_size=2**22,
+)  # fmt: skip
+PLAN = MemoryPlan(SETTINGS, CONFIG, torch.bfloat16)
 STEPS = TrainingBudget(steps=100)
 H100S = data_sheet_devices("H100", 64)
 
@@ -53,7 +57,7 @@ def test_whether_it_fits() -> None:
 
 
 def test_the_text_says_what_is_exact() -> None:
-    found = estimate(replace(PLAN, shard=True), H100S, 0.5, STEPS)
+    found = estimate(replace(PLAN, settings=replace(SETTINGS, shard=True)), H100S, 0.5, STEPS)
     text = found.text()
     for part in ("weights", "gathered blocks", "gradients", "optimizer state", "activations", "loss", "peak"):
         assert part in text
@@ -62,6 +66,12 @@ def test_the_text_says_what_is_exact() -> None:
     assert "(exact)" in text
     assert "assumed" in text
     assert "gathered" not in estimate(PLAN, H100S, 0.5, STEPS).text()
+
+
+def test_one_rank_has_nothing_to_divide() -> None:
+    sharded = replace(PLAN, settings=replace(SETTINGS, shard=True))
+    with pytest.raises(UserError, match="--shard"):
+        estimate(sharded, data_sheet_devices("H100", 1), 0.5, STEPS)
 
 
 def test_every_known_device_has_a_memory() -> None:

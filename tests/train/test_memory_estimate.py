@@ -3,40 +3,44 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from cpplm.core.errors import UserError
 from cpplm.model.config import ModelConfig
 from cpplm.model.lora import add_lora
 from cpplm.model.settings import KernelSettings, LoraSettings
 from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import build_lora_optimizer, build_optimizer
-from cpplm.optim.schedules import LearningRates
 from cpplm.train.memory_estimate import MemoryPlan, estimate_memory
+from cpplm.train.settings import TrainSettings
 from tests.model.features import CONFIGS
 
 
 def plan(config: ModelConfig, rows: int, **changes: Any) -> MemoryPlan:
     kernels = KernelSettings(gradient_checkpointing=changes.pop("again", False))
     accumulation = changes.pop("accumulation", 1)
-    total = rows * config.max_seq_len * accumulation
-    return MemoryPlan(config, kernels, torch.float32, rows, total, shard=False, normuon=True, **changes)
+    settings = TrainSettings(
+        ("corpus",), Path("tokenizer"), Path("out"), kernels=kernels, max_seq_len=config.max_seq_len,
+        device_batch_size=rows, total_batch_size=rows * config.max_seq_len * accumulation, **changes,
+    )  # fmt: skip
+    return MemoryPlan(settings, config, torch.float32)
 
 
 def measured_peak(made: MemoryPlan, accumulation: int) -> tuple[int, int, int]:
     """Bytes of weights, of optimizer state, and the most of anything else during the second step."""
-    model = Transformer(made.config, kernels=made.kernels)
+    settings = made.settings
+    model = Transformer(made.config, kernels=settings.kernels)
     model.init_weights()
-    if made.lora.lora_rank:
-        add_lora(model, made.lora, seed=0)
-        optimizer = build_lora_optimizer(model, 0.001, LearningRates())
+    if settings.lora.lora_rank:
+        add_lora(model, settings.lora, seed=0)
+        optimizer = build_lora_optimizer(model, 0.001, settings.rates)
     else:
-        optimizer = build_optimizer(model, LearningRates(muon_beta2=0.9), batch_tokens=made.total_batch_size)
-    shape = (made.device_batch_size, made.config.max_seq_len)
+        optimizer = build_optimizer(model, settings.rates, batch_tokens=settings.total_batch_size)
+    shape = (settings.device_batch_size, made.config.max_seq_len)
     ids = torch.randint(made.config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
 
     def step() -> None:
@@ -80,7 +84,7 @@ def test_the_peak_of_a_real_step(depth: int, length: int, rows: int, accumulatio
 
 def test_an_adapter_has_no_gradients_and_no_moments_of_frozen_weights() -> None:
     config = ModelConfig.from_depth(2, vocab_size=2048, head_dim=64, max_seq_len=256)
-    made = plan(config, 2, lora=LoraSettings(lora_rank=8))
+    made = plan(config, 2, init_from="run", lora=LoraSettings(lora_rank=8))
     weights, state, most = measured_peak(made, 1)
     found, whole = (estimate_memory(each, 1, device_type="cpu") for each in (made, plan(config, 2)))
     assert (found.weights, found.optimizer_state) == (weights, state)
@@ -104,13 +108,8 @@ def test_more_ranks_have_less_each() -> None:
     config = ModelConfig.nanochat(8, vocab_size=2048, head_dim=64, max_seq_len=128)
     made = plan(config, 1, accumulation=4)
     one, four = (estimate_memory(made, ranks, device_type="cpu") for ranks in (1, 4))
-    shards = estimate_memory(replace(made, shard=True), 4, device_type="cpu")
+    shards = estimate_memory(replace(made, settings=replace(made.settings, shard=True)), 4, device_type="cpu")
     assert four.weights == one.weights
     assert four.optimizer_state < one.optimizer_state / 4 * 1.1
     assert shards.weights < one.weights / 4 * 1.05
     assert shards.peak < four.peak < one.peak
-
-
-def test_one_rank_has_nothing_to_divide() -> None:
-    with pytest.raises(UserError, match="--shard"):
-        estimate_memory(replace(plan(CONFIGS["plain"], 2), shard=True), 1)

@@ -23,6 +23,7 @@ from cpplm.optim.muon import MuonAdamW
 from cpplm.optim.schedules import LearningRates
 from cpplm.train.distributed import SINGLE_PROCESS, DistContext
 from cpplm.train.memory_estimate import MemoryPlan, estimate_memory
+from cpplm.train.settings import TrainSettings
 from cpplm.train.sharding import (
     compile_blocks,
     init_weights,
@@ -192,8 +193,11 @@ def test_one_process_continues_what_ranks_saved(found: dict[str, Any], reference
 
 @pytest.mark.slow
 def test_estimates_of_weights_and_state_are_exact(found: dict[str, Any]) -> None:
-    sizes = (ROWS // RANKS // RANKS, ROWS * CONFIG.max_seq_len)
-    plan = MemoryPlan(CONFIG, KernelSettings(), torch.float32, *sizes, shard=True, normuon=True)
+    settings = TrainSettings(
+        ("corpus",), Path("tokenizer"), Path("out"), max_seq_len=CONFIG.max_seq_len,
+        device_batch_size=ROWS // RANKS // RANKS, total_batch_size=ROWS * CONFIG.max_seq_len, shard=True,
+    )  # fmt: skip
+    plan = MemoryPlan(settings, CONFIG, torch.float32)
     memory, buffers = estimate_memory(plan, RANKS), sum(b.nbytes for b in Transformer(CONFIG).buffers())
     assert memory.weights == 4 * found["sizes"][0]["weights"] + buffers
     assert memory.optimizer_state == 4 * found["sizes"][0]["state"]

@@ -77,18 +77,19 @@ def estimate(plan: MemoryPlan, devices: Devices, mfu: float, budget: TrainingBud
     Raises:
         UserError: a model is to be divided among one rank.
     """
-    flops = count_flops(plan.config)["total"]
-    accumulation = plan.accumulation(devices.count)
+    if plan.settings.shard and devices.count == 1:
+        raise UserError("--shard divides a model among processes", fix="Use --world_size 2 or more.")
+    flops, batch = count_flops(plan.config)["total"], plan.settings.total_batch_size
     rate = devices.tokens_per_second(flops, mfu)
-    steps = budget.steps or max(1, round((budget.seconds or 0) * rate / plan.total_batch_size))
-    tokens = steps * plan.total_batch_size
+    steps = budget.steps or max(1, round((budget.seconds or 0) * rate / batch))
+    tokens = steps * batch
     memory = estimate_memory(plan, devices.count, device_type=devices.kind)
     return Estimate(
         parameters=count_parameters(plan.config)["total"],
         steps=steps,
         tokens=tokens,
-        accumulation=accumulation,
-        flops_per_step=flops * plan.total_batch_size,
+        accumulation=plan.settings.forward_passes(devices.count),
+        flops_per_step=flops * batch,
         memory=memory,
         fits=memory.peak <= USABLE * devices.memory_bytes,
         tokens_per_second=rate,
@@ -120,7 +121,7 @@ def estimate_run(settings: TrainSettings) -> tuple[Estimate, str]:
     settings, reason = resolve_defaults(settings, vocab_size, devices, devices.count, parent=parent)
     config = model_config(settings, vocab_size, parent)
     budget = training_budget(settings, config)
-    plan = MemoryPlan.of(settings, config, dtype)
+    plan = MemoryPlan(settings, config, dtype)
     return estimate(plan, devices, dry.mfu, budget), reason
 
 

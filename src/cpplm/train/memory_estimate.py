@@ -13,16 +13,15 @@ handed out, without compiling and on one rank, is within 15 percent (tests/train
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from cpplm.core.errors import UserError
 from cpplm.model.config import ModelConfig
 from cpplm.model.kernels.chunked_loss import chunk_rows
 from cpplm.model.lora import add_lora
-from cpplm.model.settings import KernelSettings, LoraSettings
+from cpplm.model.settings import KernelSettings
 from cpplm.model.transformer import Transformer
 from cpplm.optim.buckets import SHARDED_FROM
 from cpplm.optim.groups import MATRIX, param_role
@@ -35,41 +34,11 @@ FULL = 4  # bytes of a float32
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """A model, its kernels and its batches. Sizes are in tokens, but `device_batch_size` in rows."""
+    """A run with chosen batch sizes: its settings, its model, and the dtype of its matrix products."""
 
+    settings: TrainSettings
     config: ModelConfig
-    kernels: KernelSettings
     compute_dtype: torch.dtype
-    device_batch_size: int
-    total_batch_size: int
-    shard: bool
-    normuon: bool
-    """True if Muon keeps second moments."""
-    lora: LoraSettings = field(default_factory=LoraSettings)
-
-    @classmethod
-    def of(cls, settings: TrainSettings, config: ModelConfig, compute_dtype: torch.dtype) -> MemoryPlan:
-        """The memory plan of settings with chosen batch sizes; `compute_dtype` of matrix products."""
-        return cls(
-            config=config,
-            kernels=settings.kernels,
-            compute_dtype=compute_dtype,
-            device_batch_size=settings.device_batch_size,
-            total_batch_size=settings.total_batch_size,
-            shard=settings.shard,
-            normuon=settings.rates.muon_beta2 > 0,
-            lora=settings.lora,
-        )
-
-    def accumulation(self, world_size: int) -> int:
-        """Forward passes of each rank per step.
-
-        Raises:
-            UserError: a model cannot be divided among one rank.
-        """
-        if self.shard and world_size == 1:
-            raise UserError("--shard divides a model among processes", fix="Use --world_size 2 or more.")
-        return self.total_batch_size // (self.device_batch_size * self.config.max_seq_len * world_size)
 
 
 @dataclass(frozen=True)
@@ -110,12 +79,13 @@ def estimate_memory(plan: MemoryPlan, world_size: int, *, device_type: str = "cu
         world_size: ranks.
         device_type: of the device, as torch names it.
     """
-    model = _meta_model(plan, plan.kernels)
-    shares = _RankParameters(model, world_size, shard=plan.shard)
-    accumulates = plan.accumulation(world_size) > 1
+    settings = plan.settings
+    model = _meta_model(plan, settings.kernels)
+    shares = _RankParameters(model, world_size, shard=settings.shard)
+    accumulates = settings.forward_passes(world_size) > 1
     activations = trace_activations(plan, device_type)
     gradients = _gradients(shares, plan, accumulates=accumulates)
-    gathered = _gathered(shares, plan.compute_dtype, accumulates=accumulates) if plan.shard else 0
+    gathered = _gathered(shares, plan.compute_dtype, accumulates=accumulates) if settings.shard else 0
     weights = shares.weights() + sum(buffer.nbytes for buffer in model.buffers())
     state, work = _optimizer(shares, plan)
     before = gradients if accumulates else 0
@@ -142,15 +112,15 @@ def trace_activations(plan: MemoryPlan, device_type: str = "cuda") -> Activation
     Attention is traced as the chunked kernel computes it: as flash attention, it keeps queries, keys, values
     and the result. That checkpointed blocks keep their inputs only is added to what is kept around them.
     """
-    config, size = plan.config, plan.compute_dtype.itemsize
-    kernel = plan.kernels.kernel if plan.kernels.kernel == "native" else "auto"
+    config, size, settings = plan.config, plan.compute_dtype.itemsize, plan.settings
+    kernel = settings.kernels.kernel if settings.kernels.kernel == "native" else "auto"
     kernels = KernelSettings(kernel=kernel, attention="chunked")
     around = _saved_bytes(plan, replace(kernels, gradient_checkpointing=True))
     blocks = _saved_bytes(plan, kernels) - around
-    tokens = plan.device_batch_size * config.max_seq_len
+    tokens = settings.device_batch_size * config.max_seq_len
     streams = config.hyper_connections.num_streams if config.hyper_connections else 1
     inputs = config.num_layers * tokens * streams * config.model_dim * size
-    again = plan.kernels.gradient_checkpointing
+    again = settings.kernels.gradient_checkpointing
     block = blocks // config.num_layers
     logits = min(tokens, chunk_rows(device_type)) * config.vocab_size * (2 * size + 2 * FULL)
     return ActivationBytes(
@@ -166,15 +136,16 @@ def _meta_model(plan: MemoryPlan, kernels: KernelSettings) -> Transformer:
     """The model that is trained, without memory, with its adapter."""
     with torch.device("meta"):
         model = Transformer(plan.config, compute_dtype=plan.compute_dtype, kernels=kernels)
-    if plan.lora.lora_rank:
-        add_lora(model, plan.lora, seed=0)
+    if plan.settings.lora.lora_rank:
+        add_lora(model, plan.settings.lora, seed=0)
     return model
 
 
 def _saved_bytes(plan: MemoryPlan, kernels: KernelSettings) -> int:
     """Bytes of all tensors that autograd saves in one forward pass, but for parameters and buffers."""
     model = _meta_model(plan, kernels)
-    ids = torch.zeros(plan.device_batch_size, plan.config.max_seq_len, dtype=torch.int64, device="meta")
+    shape = (plan.settings.device_batch_size, plan.config.max_seq_len)
+    ids = torch.zeros(shape, dtype=torch.int64, device="meta")
     owned = [tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers())]
     saved: dict[int, torch.UntypedStorage] = {}  # held, so that no other storage gets the same identity
 
@@ -226,8 +197,9 @@ def _gradients(shares: _RankParameters, plan: MemoryPlan, *, accumulates: bool) 
         total += parameter.numel() if accumulates and name in shares.sharded else 0
     total *= FULL
     engram = plan.config.engram
-    if engram is not None and shares.sparse and not plan.lora.lora_rank:
-        looked_up = plan.total_batch_size // shares.ranks * len(engram.ngram_orders) * engram.num_heads
+    if engram is not None and shares.sparse and not plan.settings.lora.lora_rank:
+        tokens = plan.settings.total_batch_size // shares.ranks
+        looked_up = tokens * len(engram.ngram_orders) * engram.num_heads
         total += len(shares.sparse) * looked_up * (8 + FULL * engram.head_dim)
     return total
 
@@ -253,7 +225,7 @@ def _optimizer(shares: _RankParameters, plan: MemoryPlan) -> tuple[int, int]:
         sharded = name in shares.sharded
         if not parameter.requires_grad:
             continue
-        if param_role(name) == MATRIX and not plan.lora.lora_rank:
+        if param_role(name) == MATRIX and not plan.settings.lora.lora_rank:
             alike[sharded, parameter.shape] = alike.get((sharded, parameter.shape), 0) + 1
             continue
         dealt = shares.ranks > 1 and parameter.numel() >= SHARDED_FROM
@@ -262,7 +234,7 @@ def _optimizer(shares: _RankParameters, plan: MemoryPlan) -> tuple[int, int]:
     for (sharded, (rows, columns)), count in alike.items():
         own = -(-count // shares.ranks)
         momentum = count * -(-rows // shares.ranks) if sharded else own * rows
-        state += momentum * columns + (own * max(rows, columns) if plan.normuon else 0)
+        state += momentum * columns + (own * max(rows, columns) if plan.settings.rates.muon_beta2 else 0)
         # The stack of gradients and, on several ranks, the exchanged one; the polar factor's own copies.
         stack = FULL * columns * (own * shares.ranks * -(-rows // shares.ranks) if sharded else count * rows)
         polar = own * _polar_bytes(rows, columns, plan.compute_dtype.itemsize)

@@ -85,7 +85,7 @@ class TorchBackend(TrainBackend):
 
     @override
     def estimate_memory(self, settings: TrainSettings, config: ModelConfig) -> int | None:
-        plan = MemoryPlan.of(settings, config, choose_dtype(settings.precision, self._dist.device))
+        plan = MemoryPlan(settings, config, choose_dtype(settings.precision, self._dist.device))
         return estimate_memory(plan, self._dist.world_size, device_type=self._dist.device.type).peak
 
     @override
