@@ -133,6 +133,7 @@ class NoMoreBatches(Callback):
 
     def __init__(self, batches: int) -> None:
         self.batches = batches
+        self.ended = threading.Event()
 
     def on_start(self, trainer: Trainer) -> None:
         whole = trainer.batches
@@ -140,9 +141,12 @@ class NoMoreBatches(Callback):
         def cut() -> Iterator[Batch]:
             yield from itertools.islice(whole, self.batches)
             threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
-            threading.Event().wait()
+            self.ended.wait()
 
         trainer.batches = Prefetcher(cut())
+
+    def on_end(self, trainer: Trainer) -> None:
+        self.ended.set()
 
 
 def test_a_stop_is_heard_while_batches_do_not_come(settings: TrainSettings, tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ One thread is enough: the encoder and numpy release Python's lock, and so does t
 
 from __future__ import annotations
 
-import queue
-import threading
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -18,41 +18,20 @@ class Prefetcher(Generic[T]):
 
     def __init__(self, source: Iterator[T], *, depth: int = 4) -> None:
         """Start reading ahead, at most `depth` items."""
-        self._queue: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(maxsize=depth)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._fill, args=(source,), name="prefetch", daemon=True)
-        self._thread.start()
-
-    def _fill(self, source: Iterator[T]) -> None:
-        try:
-            for item in source:
-                if not self._put((item, None)):
-                    return
-            self._put((None, StopIteration()))
-        except BaseException as error:
-            self._put((None, error))
-
-    def _put(self, entry: tuple[T | None, BaseException | None]) -> bool:
-        while not self._stop.is_set():
-            try:
-                self._queue.put(entry, timeout=0.1)
-            except queue.Full:
-                continue
-            return True
-        return False
+        self._source = source
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
+        self._futures = deque(self._thread.submit(next, source) for _ in range(depth))
 
     def __iter__(self) -> Prefetcher[T]:
         return self
 
     def __next__(self) -> T:
-        """The next item, waiting for it if needed."""
-        item, error = self._queue.get()
-        if error is not None:
-            self._put((None, error))  # asked again, it answers the same
-            raise error
-        return item  # type: ignore[return-value]
+        """The next item, waiting for it if needed; after an error, the same error again."""
+        item = self._futures[0].result()
+        self._futures.popleft()
+        self._futures.append(self._thread.submit(next, self._source))
+        return item
 
     def close(self) -> None:
-        """Stop reading ahead."""
-        self._stop.set()
-        self._thread.join(timeout=5)
+        """Stop reading ahead, once the item that is being made is there."""
+        self._thread.shutdown(cancel_futures=True)
