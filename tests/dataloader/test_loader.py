@@ -20,8 +20,9 @@ from cpplm.core.errors import UserError
 from cpplm.core.shards import ShardReader
 from cpplm.dataloader import sampler
 from cpplm.dataloader.encoding import PlainEncoder
-from cpplm.dataloader.loader import Batch, DataSource, TrainLoader, reshape_to_seq_len, validation_batches
+from cpplm.dataloader.loader import Batch, TrainLoader, reshape_to_seq_len, validation_batches
 from cpplm.dataloader.loader_state import NUM_STREAMS, LoaderState
+from cpplm.dataloader.mixture import Mixture
 from cpplm.dataloader.prefetch import Prefetcher
 from cpplm.dataloader.sampler import GROUP_BYTES
 from cpplm.tokenizer.special_tokens import BOS, IGNORE_INDEX
@@ -45,7 +46,7 @@ def numbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train_loader(*corpora: Path, **options) -> TrainLoader:
     defaults = {"batch_size": 3, "seq_len": 16, "encoder": NumberedEncoder()}
-    return TrainLoader([DataSource(ShardReader(corpus)) for corpus in corpora], **(defaults | options))
+    return TrainLoader([ShardReader(corpus) for corpus in corpora], **(defaults | options))
 
 
 def take(loader: TrainLoader, batches: int) -> list[Batch]:
@@ -226,8 +227,8 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def test_mixtures_keep_their_weights_and_resume(two: list[Path]) -> None:
-    sources = [DataSource(ShardReader(two[0]), 3, 1), DataSource(ShardReader(two[1]), 1, 3)]
-    options = {"batch_size": 8, "seq_len": 8, "late_from_row": 8 * 40}
+    sources = [ShardReader(corpus) for corpus in two]
+    options = {"batch_size": 8, "seq_len": 8, "mixture": Mixture([3, 1], [1, 3], late_from_row=8 * 40)}
     whole = take(TrainLoader(sources, NumberedEncoder(), **options), 80)
     shares = [
         sum(where(id_)[1] >= 50 for batch in half for id_ in batch.inputs[:, 0].tolist()) / 320
@@ -241,9 +242,9 @@ def test_mixtures_keep_their_weights_and_resume(two: list[Path]) -> None:
 
 def test_the_parts_of_a_mixture_are_what_each_is_alone(two: list[Path]) -> None:
     """Per stream, the rows of a data set are those of a run on it alone."""
-    sources = [DataSource(ShardReader(corpus), weight) for corpus, weight in zip(two, (2, 1), strict=True)]
     mixed: dict[tuple[int, bool], list[list[int]]] = {}
-    for batch in take(TrainLoader(sources, NumberedEncoder(), batch_size=NUM_STREAMS, seq_len=8), 60):
+    loader = train_loader(*two, mixture=Mixture([2, 1]), batch_size=NUM_STREAMS, seq_len=8)
+    for batch in take(loader, 60):
         for stream, row in enumerate(batch.inputs.tolist()):
             mixed.setdefault((stream, where(row[0])[1] >= 50), []).append(row)
     for second, corpus in enumerate(two):
@@ -260,8 +261,6 @@ def test_settings_that_do_not_fit_are_refused(numbered: Path) -> None:
             train_loader(numbered, state=state, **options)
     with pytest.raises(UserError, match="1 data sets; asked for are 16, 0 and 2"):
         train_loader(numbered, numbered, state=state)
-    with pytest.raises(UserError, match="only mean something together"):
-        train_loader(numbered, late_from_row=7)
     with pytest.raises(UserError, match="token cache"):
         train_loader(numbered, token_cache=numbered / "cache")
 

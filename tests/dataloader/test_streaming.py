@@ -11,7 +11,7 @@ import pytest
 from cpplm.core.errors import UserError
 from cpplm.core.shards import COMPLETE, MANIFEST, ShardReader
 from cpplm.dataloader import sampler, streaming
-from cpplm.dataloader.loader import Batch, DataSource, TrainLoader
+from cpplm.dataloader.loader import Batch, TrainLoader
 from cpplm.dataloader.loader_state import LoaderState
 from cpplm.dataloader.prefetch import Prefetcher
 from cpplm.dataloader.streaming import StreamingReader
@@ -40,7 +40,7 @@ def bring(source: Path, folder: Path, *names: str) -> None:
 
 
 def train_loader(reader: ShardReader, state: LoaderState | None = None) -> TrainLoader:
-    return TrainLoader([DataSource(reader)], NumberedEncoder(), batch_size=4, seq_len=16, state=state)
+    return TrainLoader([reader], NumberedEncoder(), batch_size=4, seq_len=16, state=state)
 
 
 def take(loader: TrainLoader, batches: int = 60) -> list[Batch]:
@@ -150,7 +150,7 @@ def test_closing_ends_the_waiting(finished: Path, tmp_path: Path) -> None:
     loader.close()
     batches.close()
     assert time.monotonic() - begin < 4
-    assert not any(thread.name == "prefetch" for thread in threading.enumerate())
+    assert not any(thread.name.startswith("prefetch") for thread in threading.enumerate())
 
 
 def test_the_fingerprint_does_not_change_while_shards_come(finished: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from cpplm.core.shards import Shard, ShardReader, read_shard
 from cpplm.core.storage import Storage
 from cpplm.dataloader import token_cache
 from cpplm.dataloader.encoding import PlainEncoder
-from cpplm.dataloader.loader import DataSource, TrainLoader
+from cpplm.dataloader.loader import TrainLoader
 from cpplm.dataloader.token_cache import cached_tokens
 from cpplm.tokenizer.tokenizer import Tokenizer
 
@@ -28,8 +28,7 @@ def shards(corpus: Path) -> tuple[list[Shard], Callable[[Shard], object]]:
 
 
 def batches(corpus: Path, encoder: PlainEncoder, **options) -> list[torch.Tensor]:
-    source = DataSource(ShardReader(corpus))
-    with closing(TrainLoader([source], encoder, batch_size=4, seq_len=32, **options)) as loader:
+    with closing(TrainLoader([ShardReader(corpus)], encoder, batch_size=4, seq_len=32, **options)) as loader:
         return [next(loader).inputs for _ in range(60)]
 
 

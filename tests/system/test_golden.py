@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, dynamic_module_uti
 from cpplm.core.shards import ShardReader
 from cpplm.dataloader.encoding import PlainEncoder
 from cpplm.dataloader.fim import FimEncoder, FimSettings
-from cpplm.dataloader.loader import DataSource, TrainLoader
+from cpplm.dataloader.loader import TrainLoader
 from tests.commands import cpplm
 from tests.train.records import records
 
@@ -269,7 +269,7 @@ def test_batches(fim: bool, corpus: Path, tokenizer: Path) -> None:
     about = (str(tokenizer), json.loads(tokenizer.read_text(encoding="utf-8"))["hash"])
     rates = FimSettings(fim_rate=0.5, structured_fim_rate=0.3, fim_seed=3)
     encoder = FimEncoder(*about, rates, 256) if fim else PlainEncoder(*about, 256)
-    sources = [DataSource(ShardReader(corpus))]
+    sources = [ShardReader(corpus)]
     with closing(
         TrainLoader(sources, encoder, batch_size=4, seq_len=256, seed=5, document_mask=True)
     ) as loader:

@@ -18,6 +18,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from math import gcd
 from pathlib import Path
@@ -37,27 +38,12 @@ from cpplm.dataloader.loader_state import NUM_STREAMS, LoaderState
 from cpplm.dataloader.mixture import Mixture
 from cpplm.dataloader.pack_worker import PackSource, clear_shard_cache, pack_group
 from cpplm.dataloader.sampler import EpochShuffler
-from cpplm.dataloader.shard_streams import RowStream, Submit
+from cpplm.dataloader.shard_streams import RowStream
 from cpplm.tokenizer.special_tokens import IGNORE_INDEX, PAD
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 _ROUNDS_AHEAD = 8  # of all streams, whose groups are begun at the start
 _VALIDATION_BATCH = 64  # validation documents; enough to keep the encoder's threads busy
-
-
-@dataclass(frozen=True)
-class DataSource:
-    """A data set of a mixture.
-
-    Attributes:
-        reader: its shards.
-        weight: its share of the rows, relative to the weights of the other data sets.
-        late_weight: the same from the loader's `late_from_row` on; None for no change.
-    """
-
-    reader: ShardReader
-    weight: float = 1.0
-    late_weight: float | None = None
 
 
 @dataclass(frozen=True)
@@ -83,14 +69,14 @@ class TrainLoader:
 
     def __init__(
         self,
-        sources: Sequence[DataSource],
+        readers: Sequence[ShardReader],
         encoder: DocumentEncoder,
         *,
+        mixture: Mixture | None = None,
         batch_size: int,
         seq_len: int,
         seed: int = 0,
         state: LoaderState | None = None,
-        late_from_row: int | None = None,
         rank: int = 0,
         num_ranks: int = 1,
         workers: int = 0,
@@ -101,14 +87,13 @@ class TrainLoader:
         """Start anew, or from `state`.
 
         Args:
-            sources: data sets to mix; one is a mixture too.
+            readers: data sets.
             encoder: of all documents.
+            mixture: of the data sets; None for as many rows of each.
             batch_size: rows per batch of this rank.
             seq_len: tokens per row.
             seed: of all orders.
             state: the merged state of all ranks, of whatever number.
-            late_from_row: number of the row of the run (counted over all ranks) from which the late weights
-                hold.
             rank: this one's number among `num_ranks`.
             num_ranks: that take part.
             workers: processes that tokenize and pack; 0 for one thread of this process.
@@ -117,23 +102,24 @@ class TrainLoader:
             pin: whether tensors are in page-locked memory, for copies to CUDA that do not block.
 
         Raises:
-            UserError: the state, the weights or the cache do not fit the rest.
+            UserError: the state or the cache does not fit the rest.
         """
         state = state or LoaderState()
-        state.check(seq_len=seq_len, seed=seed, num_sources=len(sources))
-        self._mixture = _mixture(sources, late_from_row)
+        state.check(seq_len=seq_len, seed=seed, num_sources=len(readers))
+        self._mixture = mixture or Mixture([1.0] * len(readers))
         self._rows, self._batch_size, self._seq_len, self._seed = state.rows, batch_size, seq_len, seed
         self._rank, self._num_ranks = rank, num_ranks
         self._document_mask, self._pin = document_mask, pin
         self._resources = ExitStack()
         self._stop = threading.Event()
-        encoded = [PackSource(s.reader.storage.location, encoder, seq_len, token_cache) for s in sources]
+        encoded = [PackSource(reader.storage.location, encoder, seq_len, token_cache) for reader in readers]
         executor = self._start_executor(workers)
         self._streams: dict[int, list[RowStream]] = {
             stream: [] for stream in range(rank % self._stride, NUM_STREAMS, self._stride)
         }
-        for number, source in enumerate(sources):
-            shuffler, submit = EpochShuffler(source.reader, seed), _submitter(executor, encoded[number])
+        for number, reader in enumerate(readers):
+            shuffler = EpochShuffler(reader, seed)
+            submit = partial(executor.submit, pack_group, encoded[number])
             for stream, of_sources in self._streams.items():
                 start = state.streams[stream][number] if state.rows else None
                 of_sources.append(RowStream(shuffler, submit, self._stop, stream, start))
@@ -210,23 +196,6 @@ class TrainLoader:
         self._resources.close()
 
 
-def _submitter(executor: Executor, source: PackSource) -> Submit:
-    return lambda group, carry: executor.submit(pack_group, source, group, carry)
-
-
-def _mixture(sources: Sequence[DataSource], late_from_row: int | None) -> Mixture:
-    weights = [source.weight for source in sources]
-    late_weights = [source.late_weight for source in sources]
-    changes = any(weight is not None for weight in late_weights)
-    if changes != (late_from_row is not None):
-        raise UserError(
-            "late weights and the row from which they hold only mean something together",
-            fix="Give both or neither.",
-        )
-    late = [weight if late is None else late for weight, late in zip(weights, late_weights, strict=True)]
-    return Mixture(weights, late if changes else None, late_from_row)
-
-
 def reshape_to_seq_len(batch: Batch, length: int) -> Batch:
     """Cut rows into rows of `length`: (B, T) becomes (B * T / length, length), for length schedules.
 
@@ -283,10 +252,7 @@ def conversation_batches(
     reader: ShardReader, encoder: ConversationEncoder, *, batch_size: int, max_rows: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Validation conversations in stored order, one a row: (inputs, targets) as `validation_batches`."""
-    texts = chain.from_iterable(
-        reader.table(shard, ["text"])["text"].to_pylist() for shard in reader.shards("val")
-    )
-    rows = islice(texts, max_rows)
+    rows = islice(_validation_texts(reader), max_rows)
     shape = (batch_size, encoder.max_tokens)
     while some := list(islice(rows, batch_size)):
         inputs, targets = np.full(shape, PAD), np.full(shape, IGNORE_INDEX)
@@ -297,14 +263,16 @@ def conversation_batches(
         yield torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
+def _validation_texts(reader: ShardReader) -> Iterator[str]:
+    for shard in reader.shards("val"):
+        yield from reader.table(shard, ["text"])["text"].to_pylist()
+
+
 def _validation_documents(reader: ShardReader, tokenizer: Tokenizer, threads: int) -> Iterator[list[int]]:
-    shards = reader.shards("val")
-    if not any(shard.documents for shard in shards):
+    if not any(shard.documents for shard in reader.shards("val")):
         raise UserError(
             f"{reader.storage.location} has no val documents", fix="Build a corpus with more code."
         )
-    for shard in shards:
-        texts = reader.table(shard, ["text"])["text"].to_pylist()
-        for begin in range(0, len(texts), _VALIDATION_BATCH):
-            some = texts[begin : begin + _VALIDATION_BATCH]
-            yield from tokenizer.encode_batch(some, prepend="<BOS>", threads=threads)
+    texts = _validation_texts(reader)
+    while some := list(islice(texts, _VALIDATION_BATCH)):
+        yield from tokenizer.encode_batch(some, prepend="<BOS>", threads=threads)

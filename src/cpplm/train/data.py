@@ -18,8 +18,9 @@ from cpplm.core.storage import is_bucket, sha256
 from cpplm.dataloader.conversations import ConversationEncoder
 from cpplm.dataloader.encoding import DocumentEncoder, PlainEncoder
 from cpplm.dataloader.fim import FimEncoder
-from cpplm.dataloader.loader import Batch, DataSource, TrainLoader, conversation_batches, validation_batches
+from cpplm.dataloader.loader import Batch, TrainLoader, conversation_batches, validation_batches
 from cpplm.dataloader.loader_state import LoaderState
+from cpplm.dataloader.mixture import Mixture
 from cpplm.dataloader.streaming import StreamingReader
 from cpplm.tokenizer.sanity_checks import check_batch, check_hashes, check_vocabulary
 from cpplm.tokenizer.tokenizer import Tokenizer
@@ -103,8 +104,7 @@ def check_data(
     Raises:
         UserError: weights that do not suit the data sets or the horizon, or a corpus without what holes need.
     """
-    _sources(settings, readers)
-    _late_from_row(settings, budget)
+    _mixture(settings, readers, budget)
     _require_columns(readers, _encoder(settings, tokenizer).columns)
 
 
@@ -123,13 +123,13 @@ def train_loader(
     """
     data = settings.data
     return TrainLoader(
-        _sources(settings, readers),
+        readers,
         encoder or _encoder(settings, tokenizer),
+        mixture=_mixture(settings, readers, budget),
         batch_size=settings.device_batch_size * dist.local_data_parallel_size,
         seq_len=settings.max_seq_len,
         seed=settings.seed,
         state=state,
-        late_from_row=_late_from_row(settings, budget),
         rank=dist.rank,
         num_ranks=dist.world_size,
         workers=data.data_workers,
@@ -139,7 +139,7 @@ def train_loader(
     )
 
 
-def _sources(settings: TrainSettings, readers: Sequence[ShardReader]) -> list[DataSource]:
+def _mixture(settings: TrainSettings, readers: Sequence[ShardReader], budget: TrainingBudget) -> Mixture:
     data = settings.data
     if data.streaming_data and len(readers) > 1 and not data.data_weights:
         raise UserError(
@@ -148,14 +148,14 @@ def _sources(settings: TrainSettings, readers: Sequence[ShardReader]) -> list[Da
     weights = data.data_weights or tuple(
         float(sum(shard.bytes for shard in reader.shards("train"))) for reader in readers
     )
-    late = data.late_data_weights or (None,) * len(readers)
+    late = data.late_data_weights or weights
     for name, given in (("data_weights", weights), ("late_data_weights", late)):
         if len(given) != len(readers):
             raise UserError(
                 f"--{name} has {len(given)} values for {len(readers)} data sets",
                 fix="Give one for each --data_dir.",
             )
-    return [DataSource(*source) for source in zip(readers, weights, late, strict=True)]
+    return Mixture(weights, late, _late_from_row(settings, budget))
 
 
 def _late_from_row(settings: TrainSettings, budget: TrainingBudget) -> int | None:
