@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from cpplm.optim.buckets import ParamGroup
+from cpplm.optim.buckets import ParamGroup, StepRates
 from cpplm.optim.muon import MuonAdamW
 from cpplm.optim.update_rules import POLAR_EXPRESS
 
@@ -79,8 +79,7 @@ def train(
         for name, parameter in model.named_parameters():
             parameter.grad = gradient_of(name, step)
         rate, decay, momentum = multipliers(step)
-        optimizer.lr_multiplier, optimizer.weight_decay_multiplier = rate, decay
-        optimizer.muon_momentum = momentum
+        optimizer.rates = StepRates(rate, decay, momentum)
         optimizer.step()
         norms.append(float(optimizer.gradient_norm))
     return norms

@@ -57,9 +57,9 @@ class ParamGroup:
 class StepRates:
     """Multipliers of all groups' rates in one step, and Muon's momentum (None: each group's own)."""
 
-    learning_rate: float
-    weight_decay: float
-    momentum: float | None
+    learning_rate: float = 1.0
+    weight_decay: float = 1.0
+    momentum: float | None = None
 
 
 class ParamBucket(ABC):
@@ -81,7 +81,7 @@ class ParamBucket(ABC):
         self._states = states
         self._handle: Handle | None = None  # of the messages of the phase before
         self._names: list[str] = []  # parameters of this step
-        self._rates = StepRates(1.0, 1.0, None)
+        self._rates = StepRates()
 
     # ---- one step --------------------------------------------------------------------------------------
 

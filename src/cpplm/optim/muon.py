@@ -35,9 +35,8 @@ IN_FLIGHT = 2  # buckets, on several ranks: one computes while the other's messa
 class MuonAdamW(torch.optim.Optimizer):
     """One optimizer over named parameters.
 
-    Schedules set `lr_multiplier`, `weight_decay_multiplier` (both for all groups) and `muon_momentum` (None:
-    each group's own) between steps. After a step, `gradient_norm` is the norm of the whole gradient, averaged
-    over the ranks; None before.
+    Schedules set `rates` between steps. After a step, `gradient_norm` is the norm of the whole gradient,
+    averaged over the ranks; 0 before.
     """
 
     def __init__(
@@ -77,9 +76,7 @@ class MuonAdamW(torch.optim.Optimizer):
             for group in groups
             for kind, names in _bucket_names(group, parameters)
         ]
-        self.lr_multiplier = 1.0
-        self.weight_decay_multiplier = 1.0
-        self.muon_momentum: float | None = None
+        self.rates = StepRates()
         self.gradient_norm = torch.zeros(())
 
     @torch.no_grad()
@@ -93,14 +90,13 @@ class MuonAdamW(torch.optim.Optimizer):
         if closure is not None:
             raise ValueError("closures are not supported")
         self._check_gradients()
-        rates = StepRates(self.lr_multiplier, self.weight_decay_multiplier, self.muon_momentum)
         active = [b for b in self._buckets if any(p.grad is not None for p in b.parameters.values())]
         squares: list[Tensor] = []
         in_flight = IN_FLIGHT if self._comm.world_size > 1 else 1
         for first in range(0, len(active), in_flight):
             buckets = active[first : first + in_flight]
             for bucket in buckets:
-                bucket.reduce_gradients(rates)
+                bucket.reduce_gradients(self.rates)
             squares += [bucket.update() for bucket in buckets]
             for bucket in buckets:
                 bucket.gather_parameters()

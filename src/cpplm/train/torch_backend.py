@@ -28,6 +28,7 @@ from cpplm.model.lora import (
 )
 from cpplm.model.multi_token import count_targets
 from cpplm.model.transformer import Transformer
+from cpplm.optim.buckets import StepRates, local
 from cpplm.optim.groups import build_lora_optimizer, build_optimizer
 from cpplm.optim.muon import MuonAdamW
 from cpplm.tokenizer.tokenizer import Tokenizer
@@ -207,10 +208,7 @@ class TorchTrainModule(TrainModule):
         return None if self.quantizer is None else self.quantizer.record(self.model)
 
     def _set_plan(self, plan: StepPlan) -> None:
-        optimizer = self._optimizer
-        optimizer.lr_multiplier = plan.learning_rate
-        optimizer.muon_momentum = plan.momentum
-        optimizer.weight_decay_multiplier = plan.weight_decay
+        self._optimizer.rates = StepRates(plan.learning_rate, plan.weight_decay, plan.momentum)
 
     def _update(self) -> float:
         """Change the weights by their gradients, which are gone then; the norm of these."""
@@ -323,7 +321,6 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
     """Sum of sizes; tensors that share their memory count once."""
     storages = {}
     for tensor in tensors:
-        local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # a shard of FSDP2
-        storage = local.untyped_storage()
+        storage = local(tensor).untyped_storage()
         storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
