@@ -27,7 +27,7 @@ assert all(parameter.grad is None for parameter in model.parameters())
 ids, targets = torch.ones(2, 8, dtype=torch.int64), torch.full((2, 8), 2)
 graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
 for weight in (0.3, 0.1):
-    assert torch.isfinite(loss(ids, targets, torch.tensor(weight)).total)
+    assert torch.isfinite(loss(ids, targets, torch.tensor(weight), None, torch.ones(1)).total)
 assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs  # compiled before the first step
 counters = torch._dynamo.utils.counters["aot_autograd"]
 print(*(counters[f"autograd_cache_{name}"] for name in ("bypass", "miss", "hit")))

@@ -80,11 +80,9 @@ def _compiled(model: Transformer) -> LossFunction:
         ids_BT: Tensor,
         targets_BT: Tensor,
         multi_token_weight: Tensor,
-        documents_BT: Tensor | None = None,
-        target_shares: Tensor | None = None,
+        documents_BT: Tensor | None,
+        target_shares: Tensor | None,
     ) -> Losses:
-        if target_shares is None:
-            target_shares = torch.ones(1 + len(model.multi_token), device=ids_BT.device)
         return compiled(
             ids_BT,
             targets_BT,
