@@ -58,12 +58,5 @@ def scaled_rates(source: Checkpoint, scale: float) -> LearningRates:
     record = source.json("settings.json") if "settings.json" in source.files else {}
     where = source.path("settings.json")
     rates = from_dict(LearningRates, record["rates"], where=where) if "rates" in record else LearningRates()
-    return replace(
-        rates,
-        matrix_lr=scale * rates.matrix_lr,
-        embedding_lr=scale * rates.embedding_lr,
-        unembedding_lr=scale * rates.unembedding_lr,
-        scalar_lr=scale * rates.scalar_lr,
-        adamw_lr=scale * rates.adamw_lr,
-        weight_decay=0.0,
-    )
+    names = [field.name for field in fields(rates) if field.name.endswith("_lr")]
+    return replace(rates, weight_decay=0.0, **{name: scale * getattr(rates, name) for name in names})

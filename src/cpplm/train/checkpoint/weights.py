@@ -15,7 +15,6 @@ from torch import Tensor
 from cpplm.core.errors import UserError
 from cpplm.model.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, merge_adapter
 from cpplm.model.quantized.packing import QuantizedWeight, dense_weights, quantized_weights
-from cpplm.model.settings import DEFAULT_KERNELS, KernelSettings
 from cpplm.model.transformer import Transformer
 from cpplm.train.checkpoint.format import QUANTIZATION, Checkpoint, open_base
 
@@ -76,7 +75,6 @@ def load_model(
     *,
     device: torch.device,
     compute_dtype: torch.dtype,
-    kernels: KernelSettings = DEFAULT_KERNELS,
     weights: Mapping[str, Tensor] | None = None,
 ) -> Transformer:
     """The model with its weights, on `device`; `weights` where they were read already.
@@ -85,7 +83,7 @@ def load_model(
         UserError: the weights are not those of the configuration.
     """
     with torch.device("meta"):
-        model = Transformer(checkpoint.config(), compute_dtype=compute_dtype, kernels=kernels)
+        model = Transformer(checkpoint.config(), compute_dtype=compute_dtype)
     model.to_empty(device=device)
     try:
         model.load_state_dict(weights or load_weights(checkpoint), strict=True)
