@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import safetensors.torch
@@ -187,8 +188,9 @@ def write_together(
 ) -> list[Future[Checkpoint]]:
     """Each share by a thread, the first one last, all begun at once."""
     groups: list[dict[str, dict[str, Tensor]]] = [{"model.safetensors": shard} for shard in shares]
-    counts = [count_files(group, most) for group in groups]
-    with ThreadPoolExecutor(len(shares)) as threads:
+    limited = mock.patch("cpplm.train.checkpoint.save.MAX_FILE_BYTES", most)
+    with limited, ThreadPoolExecutor(len(shares)) as threads:
+        counts = [count_files(group) for group in groups]
         return [
             threads.submit(
                 write_checkpoint,
@@ -196,7 +198,6 @@ def write_together(
                 step,
                 groups[process],
                 FILES if process == 0 else {},
-                max_file_bytes=most,
                 shard=RankShard(process, counts, token),
             )
             for process in reversed(range(len(shares)))

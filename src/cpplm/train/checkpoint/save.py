@@ -82,7 +82,6 @@ def write_checkpoint(
     tensors: Mapping[str, Mapping[str, Tensor]],
     files: Mapping[str, bytes],
     *,
-    max_file_bytes: int = MAX_FILE_BYTES,
     shard: RankShard | None = None,
     leaving: threading.Event | None = None,
 ) -> Checkpoint:
@@ -93,9 +92,9 @@ def write_checkpoint(
     Args:
         storage: gets the folder of the step; an older one of the same step is replaced.
         step: optimizer steps taken.
-        tensors: per file name, such as `model.safetensors`, tensors on the CPU by name.
+        tensors: per file name, such as `model.safetensors`, tensors on the CPU by name; a file is split
+            before it grows larger than `MAX_FILE_BYTES`, a single tensor never is.
         files: per file name, its bytes.
-        max_file_bytes: a tensors file is split before it grows larger; a single tensor never is.
         shard: of this process; None when it writes alone. What it is given then is its own: of `files`,
             those that no other process has.
         leaving: set when the other processes may have ended, and are not to be waited for as long.
@@ -107,8 +106,8 @@ def write_checkpoint(
         UserError: no space or no permission, here or with another process. Nothing of this step is left then,
             but for what other processes wrote, which the next `prune` removes; older ones are intact.
     """
-    groups = {name: split_tensors(group, max_file_bytes) for name, group in tensors.items()}
-    shard = shard or RankShard(0, [{name: len(parts) for name, parts in groups.items()}], "")
+    groups = {name: split_tensors(group, MAX_FILE_BYTES) for name, group in tensors.items()}
+    shard = shard or RankShard(0, [count_files(tensors)], "")
     alone = len(shard.files) == 1
     committing = (
         _committing(storage, step, alone=alone) if shard.process == 0 else _reporting(storage, step, shard)
@@ -124,11 +123,9 @@ def write_checkpoint(
     return Checkpoint(storage, step, entries)
 
 
-def count_files(
-    tensors: Mapping[str, Mapping[str, Tensor]], max_file_bytes: int = MAX_FILE_BYTES
-) -> dict[str, int]:
+def count_files(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, int]:
     """Count the files that `write_checkpoint` will make of the tensors of each file name."""
-    return {name: len(split_tensors(group, max_file_bytes)) for name, group in tensors.items()}
+    return {name: len(split_tensors(group, MAX_FILE_BYTES)) for name, group in tensors.items()}
 
 
 def copy_checkpoint(checkpoint: Checkpoint, target: Storage) -> Checkpoint:
