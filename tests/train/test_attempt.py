@@ -21,15 +21,12 @@ from cpplm.core.storage import Storage
 from cpplm.train import attempt as attempts
 from cpplm.train.attempt import HeartbeatCallback
 from cpplm.train.checkpoint.format import committed_steps, open_checkpoint
-from cpplm.train.checkpoint.upload import Uploader
 from cpplm.train.pretrain import pretrain
 from cpplm.train.settings import TrainSettings
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
 from tests.commands import assert_one_line_error, cpplm, start_cpplm
 from tests.metadata_server import metadata_server
 from tests.moto_bucket import moto_bucket
-
-UPLOADER_DEFAULTS = dict(Uploader.__init__.__kwdefaults__ or {})
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -229,7 +226,7 @@ def test_a_run_whose_last_checkpoint_is_not_uploaded_is_not_done(
     """Its machine would be deleted, and the checkpoint with it."""
     run = Storage(tmp_path / "shared", create=True)
     begin_attempt(run, monkeypatch)
-    monkeypatch.setattr(Uploader.__init__, "__kwdefaults__", {**UPLOADER_DEFAULTS, "exit_limit": 0.5})
+    monkeypatch.setattr("cpplm.train.checkpoint.upload.EXIT_LIMIT", 0.5)
 
     def fail(*arguments: object) -> None:
         raise UserError("the bucket is down")

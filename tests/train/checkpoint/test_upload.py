@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cpplm.core.storage import Storage
+from cpplm.train.checkpoint import upload
 from cpplm.train.checkpoint.async_writer import CheckpointWriter
 from cpplm.train.checkpoint.format import committed_steps
 from cpplm.train.checkpoint.save import RetentionPolicy
@@ -19,7 +20,12 @@ from tests.object_store import ObjectStore, object_store
 from tests.train.checkpoints import FILES, assert_all_whole, save, tensors
 
 URL = "s3://bucket/run"
-PAUSES = (0.05, 0.2)
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("EXIT_LIMIT", 10), ("FIRST_PAUSE", 0.05), ("LONGEST_PAUSE", 0.2)):
+        monkeypatch.setattr(upload, name, seconds)
 
 
 @pytest.fixture
@@ -52,7 +58,7 @@ def hand_over(writer: CheckpointWriter, step: int) -> None:
 
 def test_every_checkpoint_is_uploaded_in_order_by_the_same_rules(local: Storage, store: ObjectStore) -> None:
     retention = RetentionPolicy(2, every=3)
-    uploader = Uploader(local, Storage(URL), retention, pauses=PAUSES, exit_limit=10)
+    uploader = Uploader(local, Storage(URL), retention)
     with CheckpointWriter(local, retention, uploader=uploader) as writer:
         for step in range(1, 8):
             hand_over(writer, step)
@@ -75,7 +81,7 @@ def test_a_target_that_is_down_delays_uploads_only(
     local: Storage, store: ObjectStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     retention = RetentionPolicy(1, every=4)
-    uploader = Uploader(local, Storage(URL), retention, pauses=PAUSES, exit_limit=10)
+    uploader = Uploader(local, Storage(URL), retention)
     with CheckpointWriter(local, retention, uploader=uploader) as writer:
         hand_over(writer, 1)
         until(lambda: completed_steps(store) == [1] and not uploader.pending())
@@ -101,12 +107,13 @@ def test_a_target_that_is_down_delays_uploads_only(
 
 
 def test_at_the_end_what_is_not_uploaded_is_said_and_kept_for_the_next_session(
-    local: Storage, store: ObjectStore, capsys: pytest.CaptureFixture[str]
+    local: Storage, store: ObjectStore, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     retention = RetentionPolicy(1)
     remote = Storage(URL)
     store.close()
-    uploader = Uploader(local, remote, retention, exit_limit=0.5, pauses=PAUSES)
+    monkeypatch.setattr(upload, "EXIT_LIMIT", 0.5)
+    uploader = Uploader(local, remote, retention)
     with CheckpointWriter(local, retention, uploader=uploader) as writer:
         for step in (1, 2, 3):
             hand_over(writer, step)
@@ -117,7 +124,8 @@ def test_at_the_end_what_is_not_uploaded_is_said_and_kept_for_the_next_session(
     assert committed_steps(local) == [1, 2, 3]
     store.open()
     assert missing_steps(local, remote, retention) == [1, 2, 3]
-    uploader = Uploader(local, remote, retention, missing=[1, 2, 3], pauses=PAUSES, exit_limit=10)
+    monkeypatch.setattr(upload, "EXIT_LIMIT", 10)
+    uploader = Uploader(local, remote, retention, missing=[1, 2, 3])
     with CheckpointWriter(local, retention, uploader=uploader):
         pass
     assert completed_steps(store) == [1, 2, 3]
@@ -139,7 +147,7 @@ def test_a_damaged_checkpoint_is_passed_over(
 ) -> None:
     save(local, 1, 2)
     local.write("step_000001/state.json", b'{"step": 7}\n')
-    uploader = Uploader(local, Storage(URL), RetentionPolicy(5), missing=[1, 2], pauses=PAUSES, exit_limit=10)
+    uploader = Uploader(local, Storage(URL), RetentionPolicy(5), missing=[1, 2])
     assert uploader.close() == []
     assert committed_steps(Storage(URL)) == [2]
     assert not any("step_000001" in name for name in store.objects)
@@ -152,11 +160,11 @@ AT_EXIT = """
 import sys
 from cpplm.core.storage import Storage
 from cpplm.train.checkpoint.save import RetentionPolicy
-from cpplm.train.checkpoint.upload import Uploader
+from cpplm.train.checkpoint import upload
 from cpplm.train.checkpoint.async_writer import CheckpointWriter
 local = Storage(sys.argv[1])
-remote, limit = Storage("s3://bucket/run"), float(sys.argv[2])
-uploader = Uploader(local, remote, RetentionPolicy(1), missing=[1], exit_limit=limit)
+remote, upload.EXIT_LIMIT = Storage("s3://bucket/run"), float(sys.argv[2])
+uploader = upload.Uploader(local, remote, RetentionPolicy(1), missing=[1])
 with CheckpointWriter(local, RetentionPolicy(1), uploader=uploader):
     print("waiting", flush=True)
 print("end", flush=True)

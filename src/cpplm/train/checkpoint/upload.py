@@ -21,6 +21,8 @@ from cpplm.train.checkpoint.format import DamagedError, committed_steps, open_ch
 from cpplm.train.checkpoint.save import RetentionPolicy, copy_checkpoint, prune
 
 HELD_BACK = 2  # checkpoints that wait behind the one being uploaded
+EXIT_LIMIT = 600.0  # seconds that the end of a session waits for uploads
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds between two attempts
 Event = tuple[str, dict[str, Any]]  # for the run log: its name and values
 
 
@@ -54,8 +56,6 @@ class Uploader:
         retention: RetentionPolicy,
         *,
         missing: Sequence[int] = (),
-        exit_limit: float = 600.0,
-        pauses: tuple[float, float] = (1.0, 60.0),
     ) -> None:
         """Begin.
 
@@ -64,12 +64,8 @@ class Uploader:
             remote: where they go.
             retention: rules for the remote ones.
             missing: steps to upload first, see `missing_steps`.
-            exit_limit: seconds that `close` waits.
-            pauses: the first and the longest between two attempts, in seconds.
         """
         self._local, self._remote, self._retention = local, remote, retention
-        self._exit_limit = exit_limit
-        self._pauses = pauses
         self._queue = list(missing)  # the first is being uploaded
         self._closing = self._abandoned = False
         self._fenced: FencedError | None = None
@@ -105,10 +101,10 @@ class Uploader:
             if self._queue and self._fenced is None:
                 log_info(
                     f"uploading {_steps(self._queue)} to {self._remote.location}, "
-                    f"for at most {self._exit_limit:.0f} s; Ctrl-C to stop"
+                    f"for at most {EXIT_LIMIT:.0f} s; Ctrl-C to stop"
                 )
             try:
-                self._changed.wait_for(lambda: not self._queue or self._fenced, self._exit_limit)
+                self._changed.wait_for(lambda: not self._queue or self._fenced, EXIT_LIMIT)
             finally:
                 self._abandoned = True
                 self._changed.notify_all()
@@ -134,7 +130,7 @@ class Uploader:
 
     def _upload(self, step: int) -> bool:
         """Try until it is uploaded, or cannot be; False when the session is over."""
-        begin, attempts, pause = time.perf_counter(), 0, self._pauses[0]
+        begin, attempts, pause = time.perf_counter(), 0, FIRST_PAUSE
         while True:
             attempts += 1
             try:
@@ -163,7 +159,7 @@ class Uploader:
             with self._changed:
                 if self._changed.wait_for(lambda: self._abandoned, pause):
                     return False
-            pause = min(2 * pause, self._pauses[1])
+            pause = min(2 * pause, LONGEST_PAUSE)
 
 
 def _steps(steps: Sequence[int]) -> str:
