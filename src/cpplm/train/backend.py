@@ -23,7 +23,7 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.checkpoint.format import Checkpoint
 from cpplm.train.devices import Devices
 from cpplm.train.distributed import DistContext
-from cpplm.train.memory_log import DeviceMemory, PhaseRecorder
+from cpplm.train.memory_log import PhaseRecorder
 from cpplm.train.settings import TrainSettings
 from cpplm.train.training_length import TrainingBudget
 
@@ -82,7 +82,7 @@ class Profiler(Protocol):
         """
 
 
-class TrainModule(DeviceMemory, Protocol):
+class TrainModule(Protocol):
     """A model, its optimizer and its loss on the devices of this rank. All ranks call all methods alike."""
 
     config: ModelConfig
@@ -111,6 +111,15 @@ class TrainModule(DeviceMemory, Protocol):
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Weights and optimizer state by the names that checkpoints use: of each process some, whole, and of
         all of them together everything once. They may change with the next step."""
+
+    def held_memory(self) -> int:
+        """Bytes held now."""
+
+    def peak_memory(self, *, since_reset: bool = False) -> int:
+        """Most bytes held so far, or since `reset_peak_memory`."""
+
+    def reset_peak_memory(self) -> bool:
+        """Begin to look for a new peak; False where that does not work."""
 
     def memory_capacity(self) -> dict[str, int]:
         """Bytes of one device in all, and on CUDA those that the allocator took from it."""

@@ -8,13 +8,15 @@ trace is taken a step costs one look for that file. Writing a trace stops the ru
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from cpplm.core.progress import log_info
 from cpplm.core.storage import Storage
-from cpplm.train.backend import Profiler
-from cpplm.train.memory_log import MemoryLogSettings, MemoryRecorder
+from cpplm.train.backend import Profiler, TrainModule
+from cpplm.train.memory_log import MemoryLogSettings, Phase, PhaseRecorder
 from cpplm.train.settings import TrainSettings
 from cpplm.train.trainer import Callback, StepMetrics, Trainer
 
@@ -87,6 +89,40 @@ class ProfileCallback(Callback):
         top = ", ".join(f"{o['name']} {o['share']:.0%}" for o in operations[:3])
         summary = f" ({top})" if top else ""
         log_info(f"profile of steps {self._begun_at} to {trainer.state.step}: {profiler.path}{summary}")
+
+
+class MemoryRecorder(PhaseRecorder):
+    """Notes what is held when a phase ends, and the most within it, where the system counts that anew.
+
+    `active` is whether it looks at the phases of a step, which cost some system calls each; measurements and
+    saves it looks at always. Of several passes of a step the largest counts.
+    """
+
+    def __init__(self, module: TrainModule) -> None:
+        """Nothing is noted yet."""
+        self.active = True
+        self._module = module
+        self._phases: dict[Phase, dict[str, int]] = {}
+
+    def record(self, phase: Phase) -> AbstractContextManager[None]:
+        """Note one phase."""
+        return self._record(phase) if self.active or phase in ("eval", "save") else nullcontext()
+
+    @contextmanager
+    def _record(self, phase: Phase) -> Iterator[None]:
+        counts_anew = self._module.reset_peak_memory()
+        yield
+        held = self._module.held_memory()
+        found = {"held_bytes": held}
+        if counts_anew:
+            found["peak_bytes"] = max(held, self._module.peak_memory(since_reset=True))
+        before = self._phases.get(phase, {})
+        self._phases[phase] = {name: max(value, before.get(name, 0)) for name, value in found.items()}
+
+    def take(self) -> dict[Phase, dict[str, int]]:
+        """Figures noted since the last call, by phase."""
+        phases, self._phases = self._phases, {}
+        return phases
 
 
 class MemoryCallback(Callback):
