@@ -10,5 +10,5 @@ from cpplm.post_training.sft import fine_tune
 
 def sft(settings: SftSettings) -> Report:
     """Fine-tune, or go on."""
-    import_backend(settings)
+    import_backend(settings.backend, settings.device_type)
     return summary_report(fine_tune(settings))

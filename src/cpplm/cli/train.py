@@ -11,7 +11,7 @@ from cpplm.core.progress import log_info
 from cpplm.evaluate.callback import CppEvaluationCallback
 from cpplm.generate.samples import SampleCallback
 from cpplm.generate.settings import SamplingSettings
-from cpplm.train.backend_registry import BackendChoice, trains_with_jax
+from cpplm.train.backend_registry import trains_with_jax
 from cpplm.train.estimate import estimate_run
 from cpplm.train.pretrain import RunSummary, pretrain
 from cpplm.train.settings import TrainSettings
@@ -23,7 +23,7 @@ def train(settings: TrainSettings) -> Report:
     if settings.dry.dry_run:
         estimated, reason = estimate_run(settings)
         return Report("\n".join(filter(None, (reason, estimated.text()))), asdict(estimated))
-    uses_jax = import_backend(settings)
+    uses_jax = import_backend(settings.backend, settings.device_type)
     extra: list[Callback] = []
     if settings.shard:
         log_info("no samples during training, as no process has the whole model; 'cpplm generate' makes them")
@@ -48,13 +48,13 @@ def summary_report(summary: RunSummary) -> Report:
     return Report(text, figures)
 
 
-def import_backend(settings: BackendChoice) -> bool:
+def import_backend(backend: str, device_type: str) -> bool:
     """Import JAX's backend, which registers itself, for a run that it trains; True then.
 
     Raises:
         UserError: JAX is not installed.
     """
-    if not trains_with_jax(settings):
+    if not trains_with_jax(backend, device_type):
         return False
     if importlib.util.find_spec("jax") is None:
         raise UserError(

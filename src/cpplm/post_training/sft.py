@@ -42,7 +42,7 @@ def fine_tune(
         UserError: bad settings or data, or `out` holds a run that these settings do not continue.
         KeyboardInterrupt: stopped on request; the state is saved.
     """
-    refuse_lora_with_jax(settings)
+    refuse_lora_with_jax(settings.lora.lora_rank, settings.backend, settings.device_type)
     source, lr_scale = _source(settings)
     training = replace(train_settings(settings, source, lr_scale), stage=stage)
     is_new = not settings.out.exists()
