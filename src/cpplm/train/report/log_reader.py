@@ -45,7 +45,7 @@ class RunHistory:
 
     Attributes:
         folder: of the run.
-        name: that of the folder; where it is only called "run", that of the folder above.
+        name: see `run_name`.
         sessions: oldest first, at least one.
         steps_per_record: steps of which each of `averaged_steps` is the mean.
         max_points: points of a curve that are worth drawing.
@@ -72,8 +72,7 @@ class RunHistory:
             UserError: not a run folder, a damaged log, or nothing was trained yet.
         """
         self.folder = run_folder(run)
-        parts = self.folder.resolve()
-        self.name = parts.name if parts.name != "run" else parts.parent.name
+        self.name = run_name(self.folder.resolve())
         self._events: dict[str, list[Record]] = {}
         self._is_training = is_training or is_held
         groups: list[list[Record]] = []
@@ -153,6 +152,11 @@ class RunHistory:
             return "running" if self._is_training(self.folder) else "interrupted"
         reached = following.get("log_reached", following["step"])
         return f"killed at step {reached:,}" if reached > following["step"] else "interrupted"
+
+
+def run_name(folder: Path) -> str:
+    """The name of a run's folder or, where that is only called "run", of the folder above."""
+    return folder.name if folder.name != "run" else folder.parent.name
 
 
 def is_held(folder: Path) -> bool:

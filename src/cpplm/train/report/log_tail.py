@@ -152,21 +152,13 @@ class ThinnedHistory(RunHistory):
         return self._averaged
 
 
-class LogTail:
+class LogTail(AppendedLines):
     """A log that another process may be writing, or replace, or remove."""
 
     def __init__(self, path: Path) -> None:
         """Nothing is read yet."""
-        self.path = path
-        self.modified = 0.0
-        """Unix seconds of the last change."""
-        self._lines = AppendedLines(path)
+        super().__init__(path)
         self._begin()
-
-    @property
-    def is_behind(self) -> bool:
-        """True if there is more to be read already."""
-        return self._lines.is_behind
 
     def _begin(self) -> None:
         self._number = 0
@@ -183,8 +175,7 @@ class LogTail:
         Raises:
             OSError: as `AppendedLines.read`.
         """
-        is_other, lines = self._lines.read()
-        self.modified = self._lines.modified or self.modified
+        is_other, lines = self.read()
         if is_other:
             self._begin()
         for line in lines:

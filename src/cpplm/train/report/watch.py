@@ -21,7 +21,7 @@ from cpplm.core.text import short_number
 from cpplm.train.report.compare import compare, comparison_charts, find_runs
 from cpplm.train.report.curves import run_charts
 from cpplm.train.report.html import duration, headline_tiles, session_mark
-from cpplm.train.report.log_reader import headline_figures, is_held
+from cpplm.train.report.log_reader import headline_figures, is_held, run_name
 from cpplm.train.report.log_tail import LogTail, ThinnedHistory
 
 State = Literal["training", "finished", "stopped", "failed", "reading", "unreadable"]
@@ -106,7 +106,7 @@ class RunWatcher:
             for name in sorted(new):
                 run = WatchedRun(name, found[name], LogTail(found[name] / LOG))
                 run.tail.modified = _modified(run.tail.path)
-                run.row = {"id": name, "name": _name(run.folder), "state": "reading", "kind": ""}
+                run.row = {"id": name, "name": run_name(run.folder), "state": "reading", "kind": ""}
                 self._runs[name] = run
                 self._touch(run)
             if gone or new:
@@ -245,11 +245,7 @@ def _text(value: Any) -> str:
 
 
 def _unreadable(run: WatchedRun, why: str) -> dict[str, Any]:
-    return {"id": run.id, "name": _name(run.folder), "state": "unreadable", "kind": "", "end": why}
-
-
-def _name(folder: Path) -> str:
-    return folder.name if folder.name != "run" else folder.parent.name
+    return {"id": run.id, "name": run_name(run.folder), "state": "unreadable", "kind": "", "end": why}
 
 
 def _modified(path: Path) -> float:
