@@ -23,12 +23,13 @@ from jax.experimental import topologies
 
 from cpplm.core.errors import UserError
 from cpplm.core.progress import log_info, progress_bar
-from cpplm.jax.backend import check_run, resolve_step, train_step
+from cpplm.jax.backend import check_run, train_step
 from cpplm.jax.check_settings import CheckSettings
 from cpplm.jax.mesh import check_mesh, make_mesh, mesh_sizes
 from cpplm.jax.step_report import StepReport, describe_step
 from cpplm.jax.tpu_specs import Slice, parse_slice
 from cpplm.model.flops import count_flops
+from cpplm.train.defaults import resolve_run
 from cpplm.train.devices import Devices
 from cpplm.train.training_length import training_budget
 
@@ -123,7 +124,7 @@ def check(settings: CheckSettings) -> CompileReport:
     sizes = mesh_sizes(settings.jax.axes(), target.devices)
     shares = sizes["data"] * sizes["fsdp"]
     devices = Devices(target.name, "tpu", target.devices, chip.device_peak, "maker", memory)
-    training, config = resolve_step(settings, devices, shares)
+    training, config, _ = resolve_run(settings, devices, shares)
     check_mesh(sizes, config, training.data.row_lengths(training.max_seq_len))
     mesh = make_mesh(sizes, describe_devices(target))
     run, attention = check_run(training, config, mesh)

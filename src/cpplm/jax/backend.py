@@ -40,13 +40,11 @@ from cpplm.train.attempt import Attempt
 from cpplm.train.backend import TrainBackend, TrainModule
 from cpplm.train.backend_registry import register_backend
 from cpplm.train.checkpoint.format import Checkpoint
-from cpplm.train.checkpoint.parent import parent_config
 from cpplm.train.checkpoint.weights import load_tensors, load_weights
-from cpplm.train.defaults import resolve_defaults
 from cpplm.train.devices import Devices, local_devices
 from cpplm.train.distributed import DistContext
 from cpplm.train.quantization import has_latent_weights
-from cpplm.train.settings import TrainSettings, model_config
+from cpplm.train.settings import TrainSettings
 from cpplm.train.training_length import TrainingBudget, relative_tokens
 
 _CACHE_DIR = "JAX_COMPILATION_CACHE_DIR"  # a user's own choice
@@ -165,23 +163,6 @@ class JaxBackend(TrainBackend):
         if self._compile_cache is not None:
             self._compile_cache.upload()
         return train_module
-
-
-def resolve_step(settings: TrainSettings, devices: Devices, shares: int) -> tuple[TrainSettings, ModelConfig]:
-    """Settings with what nobody has given, as `cpplm train` completes them, and the model.
-
-    Args:
-        settings: of a run that has not begun.
-        devices: that would train it.
-        shares: parts into which the mesh divides the rows of a batch.
-
-    Raises:
-        UserError: a given batch is not a whole number of forward passes.
-    """
-    vocab_size = Tokenizer.load(settings.tokenizer).vocab_size
-    parent = parent_config(settings)
-    settings, _ = resolve_defaults(settings, vocab_size, devices, shares, parent=parent)
-    return settings, model_config(settings, vocab_size, parent)
 
 
 def check_run(settings: TrainSettings, config: ModelConfig, mesh: Mesh) -> tuple[RunSettings, str]:

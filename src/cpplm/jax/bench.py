@@ -18,7 +18,7 @@ from cpplm.core.hardware import count_tpus
 from cpplm.core.progress import log_info, progress_bar
 from cpplm.dataloader.loader import Batch
 from cpplm.dataloader.loader_state import LoaderState
-from cpplm.jax.backend import JaxBackend, check_run, resolve_step, train_step
+from cpplm.jax.backend import JaxBackend, check_run, train_step
 from cpplm.jax.check_settings import BenchSettings
 from cpplm.jax.param_stacking import init_params
 from cpplm.jax.step import NEUTRAL_PLAN
@@ -27,6 +27,7 @@ from cpplm.jax.tpu_specs import CHIPS_BY_KIND
 from cpplm.jax.train_module import JaxTrainModule
 from cpplm.model.config import ModelConfig
 from cpplm.model.flops import count_flops
+from cpplm.train.defaults import resolve_run
 from cpplm.train.training_length import training_budget
 
 
@@ -77,7 +78,7 @@ def bench(settings: BenchSettings) -> BenchReport:
         shares, mesh = dist.data_parallel_size, backend.mesh
         if mesh.devices.flat[0].platform == "cpu":
             log_info("no TPU here: these are figures of the CPU")
-        training, config = resolve_step(settings, backend.devices(settings), shares)
+        training, config, _ = resolve_run(settings, backend.devices(settings), shares)
         run, attention = check_run(training, config, mesh)
         trained = train_step(training, config, training_budget(training, config), mesh)
         train_module = JaxTrainModule(

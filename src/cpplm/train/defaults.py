@@ -13,6 +13,8 @@ from typing import Any
 
 from cpplm.model.config import ModelConfig
 from cpplm.model.flops import count_flops, count_scaling_parameters
+from cpplm.tokenizer.tokenizer import Tokenizer
+from cpplm.train.checkpoint.parent import open_parent
 from cpplm.train.devices import Devices
 from cpplm.train.settings import MAX_SEQ_LEN, DryRunSettings, TrainSettings, model_config
 from cpplm.train.training_length import with_batch_size
@@ -67,6 +69,25 @@ def resolve_defaults(
         settings = replace(settings, depth=DEPTH)
     config = model_config(settings, vocab_size, parent)
     return resolve_batch(settings, config, devices, shares, earlier), reason
+
+
+def resolve_run(
+    settings: TrainSettings, devices: Devices, shares: int
+) -> tuple[TrainSettings, ModelConfig, str]:
+    """The settings of a run that has not begun, complete, its model, and how the depth was chosen.
+
+    Args:
+        settings: as given.
+        devices: that would train it.
+        shares: so many times `device_batch_size` rows all processes compute at once.
+
+    Raises:
+        UserError: as `resolve_defaults`, or there is no such tokenizer or parent.
+    """
+    vocab_size = Tokenizer.load(settings.tokenizer).vocab_size
+    parent = open_parent(settings.init_from).config() if settings.init_from else None
+    settings, reason = resolve_defaults(settings, vocab_size, devices, shares, parent=parent)
+    return settings, model_config(settings, vocab_size, parent), reason
 
 
 def resolve_batch(

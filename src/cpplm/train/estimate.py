@@ -16,12 +16,10 @@ from cpplm.core.hardware import choose_device, choose_dtype
 from cpplm.core.text import pluralize
 from cpplm.model.config import ModelConfig
 from cpplm.model.flops import count_flops, count_parameters
-from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.checkpoint.parent import parent_config
-from cpplm.train.defaults import MFU, resolve_defaults
+from cpplm.train.defaults import MFU, resolve_run
 from cpplm.train.devices import Devices, data_sheet_devices, local_devices
 from cpplm.train.memory_estimate import MemoryEstimate, MemoryPlan, estimate_memory
-from cpplm.train.settings import TrainSettings, model_config
+from cpplm.train.settings import TrainSettings
 from cpplm.train.training_length import TrainingBudget, training_budget
 
 USABLE = 0.92  # share of a device's memory; the driver, communication buffers and fragments take the rest
@@ -116,10 +114,7 @@ def estimate_run(settings: TrainSettings) -> tuple[Estimate, str]:
         device = choose_device(settings.device_type)
         dtype = choose_dtype(settings.precision, device)
         devices = local_devices(device, dtype, 1)
-    vocab_size = Tokenizer.load(settings.tokenizer).vocab_size
-    parent = parent_config(settings)
-    settings, reason = resolve_defaults(settings, vocab_size, devices, devices.count, parent=parent)
-    config = model_config(settings, vocab_size, parent)
+    settings, config, reason = resolve_run(settings, devices, devices.count)
     budget = training_budget(settings, config)
     plan = MemoryPlan(settings, config, dtype)
     return estimate(plan, devices, dry.mfu, budget), reason

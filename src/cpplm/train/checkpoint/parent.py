@@ -26,11 +26,6 @@ def open_parent(init_from: str) -> Checkpoint:
     return open_run(*split_step(init_from))
 
 
-def parent_config(settings: TrainSettings) -> ModelConfig | None:
-    """The model that a run would start from; None for a new one."""
-    return open_parent(settings.init_from).config() if settings.init_from else None
-
-
 def find_parent(
     settings: TrainSettings, tokenizer: Tokenizer, earlier: Checkpoint | None
 ) -> tuple[ModelConfig, dict[str, Any]] | None:
