@@ -173,8 +173,7 @@ class CppEvaluationCallback(Callback):
 
 
 def _checkpoints(trainer: Trainer) -> Storage:
-    settings = trainer.settings
-    return Storage(settings.checkpoint_dir or settings.out / "checkpoints", create=True)
+    return Storage(trainer.settings.checkpoint_location, create=True)
 
 
 def _pin_checkpoint(trainer: Trainer, step: int) -> str:

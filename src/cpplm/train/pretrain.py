@@ -155,7 +155,7 @@ class PretrainRun:
         """
 
         def choose() -> tuple[list[int], dict[str, Any], dict[str, Any] | None]:
-            location = settings.checkpoint_dir or settings.out / "checkpoints"
+            location = settings.checkpoint_location
             earlier = earlier_checkpoint(location, settings.upload_dir, settings.resume_from_step)
             config, record = find_parent(settings, self.tokenizer, earlier) or (None, None)
             vocab_size = self.tokenizer.vocab_size
@@ -221,8 +221,7 @@ class PretrainRun:
             The writer of further checkpoints, as a context manager.
         """
         settings = self.settings
-        place = settings.checkpoint_dir or settings.out / "checkpoints"
-        storage = open_shared_storage(place, self.dist, attempt)
+        storage = open_shared_storage(settings.checkpoint_location, self.dist, attempt)
         retention = RetentionPolicy(settings.keep_last, settings.keep_every)
         uploader: Uploader | None = None
 
@@ -230,9 +229,7 @@ class PretrainRun:
             nonlocal uploader
             storage.cleanup_partial_writes()
             remote = attempt.open_storage(settings.upload_dir) if settings.upload_dir else None
-            step = settings.resume_from_step if settings.resume_from_step >= 0 else None
-            found = self.config, storage, self.provenance
-            checkpoint = find_checkpoint(settings, *found, remote=remote, step=step)
+            checkpoint = find_checkpoint(settings, self.config, storage, self.provenance, remote=remote)
             if remote is not None:
                 missing = missing_steps(storage, remote, retention)
                 uploader = Uploader(storage, remote, retention, missing=missing)

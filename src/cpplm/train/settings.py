@@ -357,6 +357,11 @@ class TrainSettings:
             raise UserError(f"--{names[0]} does not go together with --quantize", fix="Leave one out.")
 
     @property
+    def checkpoint_location(self) -> str:
+        """Folder or bucket URL of the checkpoints."""
+        return self.checkpoint_dir or str(self.out / "checkpoints")
+
+    @property
     def quantize_from(self) -> float:
         """The share of the run from which weights are rounded."""
         if self.quantization.quantize_from >= 0:

@@ -37,7 +37,8 @@ def save(storage: Storage, *steps: int) -> None:
 
 
 def find(near: Storage, far: Storage | None, step: int | None = None) -> Checkpoint | None:
-    return find_checkpoint(SETTINGS, CONFIG, near, PROVENANCE, remote=far, step=step)
+    settings = SETTINGS if step is None else dataclasses.replace(SETTINGS, resume_from_step=step)
+    return find_checkpoint(settings, CONFIG, near, PROVENANCE, remote=far)
 
 
 @pytest.fixture

@@ -50,23 +50,22 @@ def find_checkpoint(
     provenance: dict[str, str],
     *,
     remote: Storage | None = None,
-    step: int | None = None,
 ) -> Checkpoint | None:
     """The checkpoint that `settings` continues, in `storage`; None to start anew.
 
     Args:
-        settings: of this session.
+        settings: of this session. With --resume_from_step it goes on from there, not from the newest one;
+            later ones are deleted in both places, since the run takes their steps anew.
         config: the model that they describe.
         storage: where the checkpoints are.
         provenance: hashes of corpus and tokenizer, by name.
         remote: where they are uploaded to; what is newer there is downloaded.
-        step: go on from this one, not from the newest; later ones are deleted in both places, since the run
-            takes their steps anew.
 
     Raises:
-        UserError: the checkpoints there belong to another run, there is none of `step`, one is damaged, or a
-            place cannot be listed: that is never taken for "there are none".
+        UserError: the checkpoints there belong to another run, there is none of that step, one is damaged, or
+            a place cannot be listed: that is never taken for "there are none".
     """
+    step = settings.resume_from_step if settings.resume_from_step >= 0 else None
     checkpoint = choose_checkpoint(storage, remote, step)
     if checkpoint is None:
         return None
@@ -120,7 +119,7 @@ def pin_hub_locations(settings: TrainSettings, dist: DistContext) -> TrainSettin
         now = places(to_dict(settings))
         if not any(place.startswith(PREFIX) for place in now):
             return {}
-        location = settings.checkpoint_dir or settings.out / "checkpoints"
+        location = settings.checkpoint_location
         earlier = earlier_checkpoint(location, settings.upload_dir, settings.resume_from_step)
         then = places(earlier.json("settings.json")) if earlier else []
         pins = {}
