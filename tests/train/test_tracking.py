@@ -8,13 +8,14 @@ import pytest
 
 from cpplm.core.errors import UserError
 from cpplm.core.run_log import RunLog
+from cpplm.train.settings import TrainSettings
 from cpplm.train.tracking import NonFatalTracker, TensorBoardTracker, WandbTracker, make_trackers
 
 
 def train_and_resume(folder: Path) -> None:
     """Steps 1 to 6 and a measurement of step 2; killed, and continued from step 4 with other figures."""
     for resume, steps, loss in ((None, range(1, 7), 1.0), (4, range(5, 9), 2.0)):
-        trackers = make_trackers(folder, "name", wandb_project="", tensorboard=True, settings={})
+        trackers = make_trackers(TrainSettings(("corpus",), Path("tokenizer"), folder, tensorboard=True))
         with RunLog(folder / "log.jsonl", trackers=trackers, truncate_after_step=resume) as log:
             log.write("session", step=resume or 0)
             for step in steps:

@@ -185,7 +185,7 @@ class PretrainRun:
         """
         settings = self.settings
         with self.dist.raise_on_all_ranks():
-            require_trackers(wandb_project=settings.wandb_project, tensorboard=settings.tensorboard)
+            require_trackers(settings)
             self.facts = self.backend.check(settings, self.config)
             self.facts["validation_text"] = validation_text(self.readers[0])
             check_data(settings, self.readers, self.tokenizer, self.budget)
@@ -328,14 +328,7 @@ class PretrainRun:
         if not self.dist.is_first:
             return NullLog()
         settings, config, step = self.settings, self.config, self.state.step
-        trackers = make_trackers(
-            settings.out,
-            settings.run_name or settings.out.name,
-            wandb_project=settings.wandb_project,
-            tensorboard=settings.tensorboard,
-            settings=to_dict(settings),
-        )
-        log = RunLog(settings.out / LOG, trackers=trackers, truncate_after_step=step)
+        log = RunLog(settings.out / LOG, trackers=make_trackers(settings), truncate_after_step=step)
         log.write(
             "session",
             step=step,

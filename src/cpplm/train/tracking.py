@@ -15,33 +15,34 @@ from typing import Any
 from cpplm.core.errors import UserError, import_extra
 from cpplm.core.progress import log_info
 from cpplm.core.run_log import Tracker
+from cpplm.core.settings import to_dict
+from cpplm.train.settings import TrainSettings
 
 
-def make_trackers(
-    folder: Path, run_name: str, *, wandb_project: str, tensorboard: bool, settings: dict[str, Any]
-) -> tuple[Tracker, ...]:
-    """The trackers that were asked for.
+def make_trackers(settings: TrainSettings) -> tuple[Tracker, ...]:
+    """The trackers that a run asks for.
 
     Raises:
         UserError: the library of one is not installed, or Weights & Biases cannot be reached.
     """
     trackers: list[Tracker] = []
-    if wandb_project:
-        trackers.append(WandbTracker(wandb_project, run_name, folder, settings))
-    if tensorboard:
-        trackers.append(TensorBoardTracker(folder / "tensorboard"))
+    if settings.wandb_project:
+        name = settings.run_name or settings.out.name
+        trackers.append(WandbTracker(settings.wandb_project, name, settings.out, to_dict(settings)))
+    if settings.tensorboard:
+        trackers.append(TensorBoardTracker(settings.out / "tensorboard"))
     return tuple(NonFatalTracker(tracker) for tracker in trackers)
 
 
-def require_trackers(*, wandb_project: str, tensorboard: bool) -> None:
-    """Find out before anything is written whether what was asked for is installed.
+def require_trackers(settings: TrainSettings) -> None:
+    """Find out before anything is written whether what a run asks for is installed.
 
     Raises:
         UserError: the library of a tracker is missing.
     """
-    if wandb_project:
+    if settings.wandb_project:
         import_tracker("wandb", "--wandb_project")
-    if tensorboard:
+    if settings.tensorboard:
         import_tracker("torch.utils.tensorboard", "--tensorboard")
 
 
