@@ -17,7 +17,6 @@ from jax.sharding import Mesh
 from torch import Tensor
 from typing_extensions import override
 
-from cpplm.core.hardware import held_memory_bytes, peak_memory_bytes, reset_peak_memory
 from cpplm.dataloader.loader import Batch
 from cpplm.jax.layers import Params
 from cpplm.jax.mesh import HostBatchSharder, gather_host_share, host_rows, put_on_mesh, rows_sharding
@@ -148,17 +147,17 @@ class JaxTrainModule(TrainModule):
 
     @override
     def held_memory(self) -> int:
-        return self._chip_memory.get("bytes_in_use") or held_memory_bytes(self.device)
+        return self._chip_memory.get("bytes_in_use") or super().held_memory()
 
     @override
     def peak_memory(self, *, since_reset: bool = False) -> int:
         """Of a chip the most so far, in any case."""
         peak = self._chip_memory.get("peak_bytes_in_use")
-        return peak or peak_memory_bytes(self.device, since_reset=since_reset)
+        return peak or super().peak_memory(since_reset=since_reset)
 
     @override
     def reset_peak_memory(self) -> bool:
-        return not self._chip_memory and reset_peak_memory(self.device)
+        return not self._chip_memory and super().reset_peak_memory()
 
     @override
     def memory_capacity(self) -> dict[str, int]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from cpplm.core.hardware import held_memory_bytes, peak_memory_bytes, reset_peak_memory
 from cpplm.dataloader.loader import Batch
 from cpplm.model.config import ModelConfig
 from cpplm.tokenizer.tokenizer import Tokenizer
@@ -114,12 +115,15 @@ class TrainModule(Protocol):
 
     def held_memory(self) -> int:
         """Bytes held now."""
+        return held_memory_bytes(self.device)
 
     def peak_memory(self, *, since_reset: bool = False) -> int:
         """Most bytes held so far, or since `reset_peak_memory`."""
+        return peak_memory_bytes(self.device, since_reset=since_reset)
 
     def reset_peak_memory(self) -> bool:
         """Begin to look for a new peak; False where that does not work."""
+        return reset_peak_memory(self.device)
 
     def memory_capacity(self) -> dict[str, int]:
         """Bytes of one device in all, and on CUDA those that the allocator took from it."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from cpplm.core.errors import UserError
-from cpplm.core.hardware import choose_dtype, held_memory_bytes, peak_memory_bytes, reset_peak_memory
+from cpplm.core.hardware import choose_dtype
 from cpplm.core.progress import log_info
 from cpplm.dataloader.loader import Batch
 from cpplm.model.config import ModelConfig
@@ -264,18 +264,6 @@ class TorchTrainModule(TrainModule):
         if self.adapter_config is not None:
             weights = adapter_tensors(weights)
         return weights, self._optimizer.named_state(partitioned=True)
-
-    @override
-    def held_memory(self) -> int:
-        return held_memory_bytes(self.device)
-
-    @override
-    def peak_memory(self, *, since_reset: bool = False) -> int:
-        return peak_memory_bytes(self.device, since_reset=since_reset)
-
-    @override
-    def reset_peak_memory(self) -> bool:
-        return reset_peak_memory(self.device)
 
     @override
     def memory_capacity(self) -> dict[str, int]:
