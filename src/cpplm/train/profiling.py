@@ -137,10 +137,12 @@ class MemoryCallback(Callback):
     counts that anew: a TPU does not. `when` is "init", "warmup" (the first step, which compiles) or "train".
     """
 
+    _recorder: MemoryRecorder
+    """Of the module that is trained, from the start on."""
+
     def __init__(self, settings: MemoryLogSettings) -> None:
         """Nothing is measured yet."""
         self._settings = settings
-        self._recorder: MemoryRecorder | None = None
         self._when = "init"
 
     def on_start(self, trainer: Trainer) -> None:
@@ -150,25 +152,23 @@ class MemoryCallback(Callback):
             storage = Storage(trainer.settings.out / FOLDER, create=True)
             for name, text in trainer.train_module.program_texts().items():
                 storage.write(f"{name}.hlo.txt", text.encode())
-        self._write(trainer, self._recorder)
+        self._write(trainer)
         self._when = "warmup"
 
     def on_step(self, trainer: Trainer, metrics: StepMetrics) -> None:
         """Write what was noted; look at the next step when its turn comes."""
-        assert self._recorder is not None  # noqa: S101  (for mypy)
-        self._write(trainer, self._recorder)
+        self._write(trainer)
         self._recorder.active = (trainer.state.step + 1) % self._settings.memory_every == 0
         self._when = "train"
 
     def on_end(self, trainer: Trainer) -> None:
         """Write what the last validation and save took."""
-        assert self._recorder is not None  # noqa: S101  (for mypy)
         self._recorder.active = False
-        self._write(trainer, self._recorder)
+        self._write(trainer)
 
-    def _write(self, trainer: Trainer, recorder: MemoryRecorder) -> None:
-        phases, module = recorder.take(), trainer.train_module
-        if not recorder.active and not phases:
+    def _write(self, trainer: Trainer) -> None:
+        phases, module = self._recorder.take(), trainer.train_module
+        if not self._recorder.active and not phases:
             return
         held = module.held_memory()
         peak = max(held, module.peak_memory())  # without CUDA other threads may allocate meanwhile
