@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -73,7 +74,7 @@ class RunWatcher:
         self._runs: dict[str, WatchedRun] = {}
         self._clock = self._listed = 0
         self._next_look = -math.inf
-        self._views: dict[tuple[str, ...], tuple[int, dict[str, Any]]] = {}
+        self._views = lru_cache(maxsize=_KEPT_VIEWS)(self._view)
 
     def poll(self) -> tuple[bool, bool]:
         """Look for runs, and read what was appended; whether anything is new, and whether there is more."""
@@ -199,25 +200,20 @@ class RunWatcher:
             runs = [self._runs[name] for name in dict.fromkeys(chosen) if name in self._runs]
             changed = max((run.changed for run in runs), default=0)
             if changed > since or (chosen and self._listed > since):
-                news["chosen"] = self._chosen(runs, changed)
+                shown = [run.id for run in runs if run.row["state"] not in ("reading", "unreadable")]
+                news["chosen"] = self._views(tuple(shown), changed)
             return self._clock, news
 
-    def _chosen(self, runs: Sequence[WatchedRun], changed: int) -> dict[str, Any]:
-        runs = [run for run in runs if run.row["state"] not in ("reading", "unreadable")]
-        key = tuple(run.id for run in runs)
-        kept = self._views.pop(key, None)
-        if kept is None or kept[0] != changed:
-            try:
-                kept = changed, _view(runs)
-            except Exception as error:  # a log may hold anything
-                kept = changed, {"ids": key, "charts": [], "error": repr(error)[:_MAX_TEXT]}
-        self._views[key] = kept
-        while len(self._views) > _KEPT_VIEWS:
-            del self._views[next(iter(self._views))]
-        return kept[1]
+    def _view(self, names: tuple[str, ...], changed: int) -> dict[str, Any]:
+        """Curves of some runs as they are when the last of them has `changed`."""
+        del changed
+        try:
+            return _curves([self._runs[name] for name in names])
+        except Exception as error:  # a log may hold anything
+            return {"ids": names, "charts": [], "error": repr(error)[:_MAX_TEXT]}
 
 
-def _view(runs: Sequence[WatchedRun]) -> dict[str, Any]:
+def _curves(runs: Sequence[WatchedRun]) -> dict[str, Any]:
     """The curves of some runs, and the figures: of one run alone, or side by side."""
     histories = [run.history() for run in runs]
     view: dict[str, Any] = {"ids": [run.id for run in runs], "charts": [], "marks": []}
