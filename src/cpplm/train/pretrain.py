@@ -174,7 +174,6 @@ class PretrainRun:
 
         resolved, config, parent = self.dist.run_on_first(choose)
         settings = replace(settings, **dict(zip(RESOLVED_SETTINGS, resolved, strict=True)))
-        settings.check_batch(self.dist.data_parallel_size)
         return settings, from_dict(ModelConfig, config, where="the model"), parent
 
     def prepare(self) -> None:

@@ -48,14 +48,12 @@ def shard_model(model: Transformer, dist: TorchDistContext) -> None:
     Best on the meta device, before `to_empty`: then no rank ever holds the whole model.
 
     Raises:
-        UserError: there is nothing to divide among, or the model computes in 4 bits.
+        UserError: there is nothing to divide among.
     """
     if dist.process_group is None:
         raise UserError(
             "--shard divides a model among processes, and this is one", fix="Start with torchrun."
         )
-    if model.kernels.nvfp4:
-        raise UserError("--nvfp4 keeps weights of its own, which --shard cannot divide", fix="Leave one out.")
     mesh = DeviceMesh.from_group(dist.process_group, dist.device.type)
     whole = replicated_params(model, dist.world_size)
     policy = MixedPrecisionPolicy(
