@@ -97,4 +97,4 @@ class EpochShuffler:
 
 
 def _shuffle(length: int, key: tuple[int, ...]) -> list[int]:
-    return [int(i) for i in np.random.default_rng(key).permutation(length)]
+    return np.random.default_rng(key).permutation(length).tolist()
