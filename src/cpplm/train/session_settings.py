@@ -1,4 +1,4 @@
-"""Settings that every command has that trains a model which is there already."""
+"""Settings that every command has that trains a model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class SessionSettings:
     keep_last: int = 2
     """Checkpoints to keep; older ones are deleted."""
     upload_dir: str = ""
-    """Also upload each checkpoint there: a bucket URL or folder."""
+    """Also upload each checkpoint there, in the background: a bucket URL or folder. What is newer there than
+    here is downloaded at the start."""
     precision: Precision = "auto"
     """Number format of matrix products; weights stay float32. auto = bf16 where the hardware has it."""
     memory: Annotated[MemoryLogSettings, group("memory log")] = field(default_factory=MemoryLogSettings)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from cpplm.core.device_specs import PEAK_TERAFLOPS
 from cpplm.core.errors import UserError
-from cpplm.core.settings import Argument, Precision, group
+from cpplm.core.settings import Argument, group
 from cpplm.core.storage import is_bucket, require_path, split_step
 from cpplm.dataloader.fim import FimSettings
 from cpplm.dataloader.settings import DataSettings
@@ -22,7 +22,7 @@ from cpplm.model.settings import (
 )
 from cpplm.optim.schedules import LearningRates, Schedule
 from cpplm.tokenizer.tokenizer import Tokenizer
-from cpplm.train.memory_log import MemoryLogSettings
+from cpplm.train.session_settings import SessionSettings
 
 MAX_SEQ_LEN = 2048  # of a model whose context nobody gives
 MESH_AXES = ("data", "fsdp", "context", "model")
@@ -106,7 +106,7 @@ class DryRunSettings:
 
 
 @dataclass(frozen=True)
-class TrainSettings:
+class TrainSettings(SessionSettings):
     """One pre-training run. Lengths and batch sizes are in tokens unless they say otherwise."""
 
     data_dir: Annotated[tuple[str, ...], Argument("CORPUS", positional=True)]
@@ -187,21 +187,10 @@ class TrainSettings:
     """Try C++ problems on saved checkpoints at least so many steps apart, beside the run (-1 = never)."""
     cpp_eval_minutes: float = 30.0
     """Time after which one such trial is given up."""
-    memory: Annotated[MemoryLogSettings, group("memory log")] = field(default_factory=MemoryLogSettings)
-    """Log what holds the memory."""
-    save_every: int = -1
-    """Checkpoint every so many steps (-1 = by time only)."""
-    save_minutes: float = 10.0
-    """Checkpoint at least this often; the end and an interrupt always save (-1 = not by time)."""
-    keep_last: int = 2
-    """Checkpoints to keep; older ones are deleted."""
     keep_every: int = -1
     """Also keep, for ever, the checkpoints of every so many steps (-1 = none)."""
     checkpoint_dir: str = ""
     """Where checkpoints go: a folder or bucket URL (empty = `checkpoints` inside --out)."""
-    upload_dir: str = ""
-    """Also upload each checkpoint there, in the background: a bucket URL or folder. What is newer there than
-    here is downloaded at the start."""
     heartbeat_seconds: float = 10.0
     """Seconds between two heartbeats (`heartbeat.json`), where training uploads to a bucket or is managed."""
     resume_from_step: int = -1
@@ -213,8 +202,6 @@ class TrainSettings:
     """Library: PyTorch for CPU, CUDA and MPS, JAX for TPUs (auto = JAX where a TPU is present)."""
     device_type: Literal["", "cuda", "mps", "cpu", "tpu"] = ""
     """Device (empty = the best one present)."""
-    precision: Precision = "auto"
-    """Of matrix products; weights stay float32. auto = bf16 where the hardware has it."""
     no_compile: bool = False
     """Run without torch.compile: slower steps, instant start."""
 
