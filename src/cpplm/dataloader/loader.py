@@ -18,7 +18,6 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, islice
 from math import gcd
 from pathlib import Path
@@ -36,7 +35,7 @@ from cpplm.dataloader.conversations import ConversationEncoder
 from cpplm.dataloader.encoding import DocumentEncoder, RawDocument
 from cpplm.dataloader.loader_state import NUM_STREAMS, LoaderState
 from cpplm.dataloader.mixture import Mixture
-from cpplm.dataloader.pack_worker import PackSource, clear_shard_cache, pack_group
+from cpplm.dataloader.pack_worker import PackSource, clear_shard_cache
 from cpplm.dataloader.sampler import EpochShuffler
 from cpplm.dataloader.shard_streams import RowStream
 from cpplm.tokenizer.special_tokens import IGNORE_INDEX, PAD
@@ -112,17 +111,16 @@ class TrainLoader:
         self._document_mask, self._pin = document_mask, pin
         self._resources = ExitStack()
         self._stop = threading.Event()
-        encoded = [PackSource(reader.storage.location, encoder, seq_len, token_cache) for reader in readers]
+        packed = [PackSource(reader.storage.location, encoder, seq_len, token_cache) for reader in readers]
         executor = self._start_executor(workers)
         self._streams: dict[int, list[RowStream]] = {
             stream: [] for stream in range(rank % self._stride, NUM_STREAMS, self._stride)
         }
-        for number, reader in enumerate(readers):
+        for number, (reader, source) in enumerate(zip(readers, packed, strict=True)):
             shuffler = EpochShuffler(reader, seed)
-            submit = partial(executor.submit, pack_group, encoded[number])
             for stream, of_sources in self._streams.items():
                 start = state.streams[stream][number] if state.rows else None
-                of_sources.append(RowStream(shuffler, submit, self._stop, stream, start))
+                of_sources.append(RowStream(shuffler, executor, source, self._stop, stream, start))
         # In the order in which they are needed, so that the first rows do not wait for groups of later ones.
         for row in self._row_numbers(state.rows + _ROUNDS_AHEAD * NUM_STREAMS):
             self._stream_of(row).begin_next()

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 
 from cpplm.core.errors import UserError
 from cpplm.core.shards import ShardReader
 from cpplm.dataloader.loader_state import NUM_STREAMS, DocumentRef, StreamCursor, StreamState
-from cpplm.dataloader.pack_worker import Leftover, PackedRows
-from cpplm.dataloader.sampler import DocumentGroup, EpochShuffler
-
-# Has a group packed somewhere, with what the group before it left over.
-Submit = Callable[[DocumentGroup, tuple[Leftover, ...]], "Future[PackedRows]"]
+from cpplm.dataloader.pack_worker import Leftover, PackedRows, PackSource, pack_group
+from cpplm.dataloader.sampler import EpochShuffler
 
 
 class RowStream:
@@ -22,13 +18,17 @@ class RowStream:
     def __init__(
         self,
         shuffler: EpochShuffler,
-        submit: Submit,
+        executor: Executor,
+        source: PackSource,
         stop: threading.Event,
         number: int,
         state: StreamState | None,
     ) -> None:
-        """Start with the group of that number, or from `state`; `stop` ends waiting for shards."""
-        self._shuffler, self._submit, self._stop = shuffler, submit, stop
+        """Start with the group of that number, or from `state`; `stop` ends waiting for shards.
+
+        Groups of `source` are packed by `executor`.
+        """
+        self._shuffler, self._executor, self._source, self._stop = shuffler, executor, source, stop
         self.state = state
         self._packed: PackedRows | None = None
         self._refs: tuple[DocumentRef, ...] = ()  # of what the group began with
@@ -47,7 +47,8 @@ class RowStream:
             cursor = self._shuffler.advance(self._cursor, self._steps)
             if cursor is None:
                 return False
-            self._pending = cursor, self._submit(self._shuffler.group_at(cursor), self._carry)
+            group = self._shuffler.group_at(cursor)
+            self._pending = cursor, self._executor.submit(pack_group, self._source, group, self._carry)
         return True
 
     def next_row(self) -> tuple[PackedRows, int]:
