@@ -1,26 +1,42 @@
 """A run that takes seconds."""
 
-import functools
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cpplm.optim.schedules import LearningRates
-from cpplm.train import memory_estimate
+from cpplm.train import torch_backend
+from cpplm.train.memory_estimate import MemoryEstimate, MemoryPlan
 from cpplm.train.settings import TrainSettings
 from tests.conftest import SMALL_TABLES
+
+# Settings in which runs differ and their memory does not; all others are told apart.
+NO_MEMORY = {"data_dir", "eval_every", "eval_tokens", "init_from", "keep_last", "num_iterations", "out",
+             "save_every", "stage", "tokenizer", "upload_dir"}  # fmt: skip
 
 
 @pytest.fixture(scope="session", autouse=True)
 def activations_are_traced_once() -> Iterator[None]:
-    """Activations of equal memory plans, traced once in all tests: it takes as long as eight steps of a run.
+    """Memory estimates of runs, one for all that need the same: it takes as long as eight small steps.
 
-    Each run estimates its memory before it begins, and most runs here are of the same model.
+    Each run makes one before it begins. What is asked for without a run is estimated every time.
     """
+    known: dict[str, MemoryEstimate] = {}
+    estimate = torch_backend.estimate_memory
+
+    def once(plan: MemoryPlan, *ranks: int, **device: Any) -> MemoryEstimate:
+        fields = (each.name for each in dataclasses.fields(plan.settings) if each.name not in NO_MEMORY)
+        settings = {name: getattr(plan.settings, name) for name in fields}
+        key = repr((settings, plan.config, plan.compute_dtype, ranks, device))
+        if key not in known:
+            known[key] = estimate(plan, *ranks, **device)
+        return known[key]
+
     with pytest.MonkeyPatch.context() as patch:
-        once = functools.cache(memory_estimate.trace_activations)
-        patch.setattr(memory_estimate, "trace_activations", once)
+        patch.setattr(torch_backend, "estimate_memory", once)
         yield
 
 

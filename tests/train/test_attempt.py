@@ -39,6 +39,12 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
             yield Storage(f"{url}/run")
 
 
+# In a folder, too, `make test` has a failure, the fence and the end of a machine.
+S3_ALONE = pytest.mark.parametrize(
+    "run", ["s3", pytest.param("folder", marks=pytest.mark.slow)], indirect=True
+)
+
+
 def uploading(settings: TrainSettings, run: Storage, **more: Any) -> TrainSettings:
     changes = {"eval_every": -1, "save_every": 2, "keep_last": 8, "heartbeat_seconds": 0.05}
     return dataclasses.replace(settings, upload_dir=run.location, **{**changes, **more})
@@ -63,6 +69,7 @@ class CallAt(Callback):
 # ---- heartbeats -------------------------------------------------------------------------------------------
 
 
+@S3_ALONE
 def test_an_attempt_says_how_far_it_came(
     run: Storage, settings: TrainSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +200,7 @@ def test_an_attempt_that_was_taken_over_stops_and_commits_nothing_more(
     assert [name for name in run.list_names() if name.startswith("step_000004")] == []
 
 
+@S3_ALONE
 def test_the_next_attempt_goes_on_from_what_is_committed(
     run: Storage, settings: TrainSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

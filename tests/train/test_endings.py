@@ -101,9 +101,9 @@ class Signals(Callback):
 
     def on_step(self, trainer: Trainer, metrics: StepMetrics) -> None:
         if trainer.state.step == self.step:
-            for number in self.numbers:
+            for index, number in enumerate(self.numbers):
+                time.sleep(self.apart if index else 0)
                 os.kill(os.getpid(), number)
-                time.sleep(self.apart)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,12 @@ def chat_model(base: Path, tasks: Path, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second attempt at a server right after the first."""
+    monkeypatch.setattr("cpplm.evaluate.models.server.FIRST_WAIT", 0.001)
+
+
+@pytest.fixture
 def few_cheats(monkeypatch: pytest.MonkeyPatch) -> None:
     """An audit with two of the cheats that are compiled and run; tests/tasks/test_build.py tries them all.
 

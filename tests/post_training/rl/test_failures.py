@@ -104,7 +104,7 @@ BAD_INPUT = {
 }  # fmt: skip
 
 
-@pytest.mark.usefixtures("few_cheats")
+@pytest.mark.usefixtures("few_cheats", "no_pauses")
 @pytest.mark.parametrize("case", BAD_INPUT, ids=lambda name: name.replace(" ", "_"))
 def test_bad_input_is_one_line_and_nothing_is_trained(
     case: str, tasks: Path, chat_model: Path, tmp_path: Path

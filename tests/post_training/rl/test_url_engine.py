@@ -111,7 +111,7 @@ def servers(model: Transformer, tokenizer: Tokenizer) -> Iterator[list[FakeVllm]
 
 
 @pytest.fixture
-def fakes(servers: list[FakeVllm], model: Transformer) -> list[FakeVllm]:
+def fakes(servers: list[FakeVllm], model: Transformer, no_pauses: None) -> list[FakeVllm]:
     for each in servers:
         each.begin(model)
     return servers
