@@ -292,16 +292,16 @@ def builder(engine: Engine) -> RequestBuilder:
 def test_surroundings_fit_and_are_the_nearest(builder: RequestBuilder, engine: Engine, room: int) -> None:
     prefix, suffix = "".join(map(cpp_document, range(5))), "".join(map(cpp_document, range(5, 9)))
     extras = ["int oldest;", "int old;", "int new_one;"]
-    found = infill_context(builder, extras, prefix, suffix, room)
-    tokens = len(engine.tokenizer.encode(found.prefix)) + len(engine.tokenizer.encode(found.suffix))
+    before, behind, _ = infill_context(builder, extras, prefix, suffix, room)
+    tokens = len(engine.tokenizer.encode(before)) + len(engine.tokenizer.encode(behind))
     assert tokens <= room + 4  # cut texts may take a token more
-    assert suffix.encode().startswith(found.suffix)
-    taken = [each for each in extras if each.encode() in found.prefix]
+    assert suffix.encode().startswith(behind)
+    taken = [each for each in extras if each.encode() in before]
     assert taken == extras[len(extras) - len(taken) :]
-    behind_extras = found.prefix.removeprefix("".join(f"{each}\n" for each in taken).encode())
+    behind_extras = before.removeprefix("".join(f"{each}\n" for each in taken).encode())
     assert prefix.encode().endswith(behind_extras)
     if room >= 100:
-        assert found.suffix
+        assert behind
         assert behind_extras
         assert len(taken) == 3
 
@@ -310,8 +310,7 @@ def test_extras_stay_the_same_while_somebody_types(builder: RequestBuilder) -> N
     extras = [cpp_document(n)[:60] for n in range(9)]
     begins = set()
     for length in range(1, 400, 13):
-        found = infill_context(builder, extras, cpp_document(4)[:length], SUFFIX, 240)
-        begins.add(found.prefix[:60])
+        begins.add(infill_context(builder, extras, cpp_document(4)[:length], SUFFIX, 240)[0][:60])
     assert len(begins) == 1
 
 

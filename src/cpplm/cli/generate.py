@@ -168,7 +168,8 @@ def _request(
     source = ProjectContext(folder, ends).source(settings.file, prefix, suffix)
 
     def attempt(room: int) -> tuple[GenerationRequest, int]:
-        request = ask(*truncate_with_context(prefix, suffix, room, ends, source))
+        front, before, behind = truncate_with_context(prefix, suffix, room, ends, source)
+        request = ask("".join(front).encode() + before, behind)
         return request, engine.num_prompt_tokens(request)
 
     return fit_prompt(engine.model.config.max_seq_len, settings.sampling.max_new_tokens, attempt)[0]

@@ -97,10 +97,10 @@ def test_half_of_the_room_at_most_is_context() -> None:
         asked.append((budget, visible))
         return "c" * 30
 
-    before, behind = truncate_with_context("p" * 500, "s" * 500, 200, ends, source)
+    front, before, behind = truncate_with_context("p" * 500, "s" * 500, 200, ends, source)
     assert asked == [(100, 75)]
-    assert before == b"c" * 30 + b"p" * 128
-    assert len(before) + len(behind) == 200
+    assert (front, before) == (["c" * 30], b"p" * 128)
+    assert len(before) + len(behind) == 170
 
 
 # ---- the disk ---------------------------------------------------------------------------------------------

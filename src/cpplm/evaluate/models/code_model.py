@@ -114,11 +114,11 @@ class CodeModel(Protocol):
         suffix = request.suffix if self.supports_fim else None
 
         def attempt(room: int) -> tuple[CodePrompt, int]:
-            before, behind = (
-                part.decode(errors="ignore")
-                for part in truncate_with_context(request.prefix, suffix or "", room, self.token_ends, source)
+            front, *near = truncate_with_context(
+                request.prefix, suffix or "", room, self.token_ends, source
             )
-            cut = CodePrompt(before, request.suffix if suffix is None else behind)
+            before, behind = (part.decode(errors="ignore") for part in near)
+            cut = CodePrompt("".join(front) + before, request.suffix if suffix is None else behind)
             return cut, self.num_prompt_tokens(cut)
 
         return fit_prompt(self.max_context, new_tokens, attempt)[0]

@@ -6,7 +6,7 @@ It is the lines behind the longest match of the lines above the cursor, anywhere
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cpplm.generate.project.files import ProjectFiles
@@ -82,12 +82,33 @@ class ProjectContext:
 
 
 def truncate_with_context(
-    prefix: str, suffix: str, room: int, ends: TokenEnds, source: ContextSource | None
-) -> tuple[bytes, bytes]:
-    """`truncate`, with the context of a project in front of the prefix, in half of the room at most."""
-    if source is None:
-        return truncate(prefix, suffix, room, ends)
-    budget = max(0, room) // _SHARE
-    context = source(budget, len(truncate(prefix, suffix, room - budget, ends)[0]))
-    before, behind = truncate(prefix, suffix, room - len(ends(context)), ends)
-    return context.encode() + before, behind
+    prefix: str,
+    suffix: str,
+    room: int,
+    ends: TokenEnds,
+    source: ContextSource | None = None,
+    extras: Sequence[str] = (),
+) -> tuple[list[str], bytes, bytes]:
+    """`truncate`, and what stands in front of the prefix, in half of the room at most.
+
+    First come pieces of other files, the newest of them; how many fit does not depend on what is near, so
+    that they stay the same while somebody types. What they leave of it is for the context of a project.
+
+    Args:
+        prefix, suffix, room, ends: see `truncate`.
+        source: of the project's text.
+        extras: pieces of other files, the oldest first.
+    """
+    budget = left = max(0, room) // _SHARE
+    front: list[str] = []
+    for extra in reversed(extras):
+        size = len(ends(f"{extra}\n"))
+        if size > left:
+            break
+        front.insert(0, f"{extra}\n")
+        left -= size
+    if source is not None and left > 0:
+        context = source(left, len(truncate(prefix, suffix, room - budget, ends)[0]))
+        front.append(context)
+        left -= len(ends(context))
+    return front, *truncate(prefix, suffix, room - (budget - left), ends)

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any, Literal
 
 from fastapi import APIRouter
@@ -20,12 +21,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from typing_extensions import override
 
-from cpplm.generate.project.context import ContextSource, ProjectContext
+from cpplm.generate.project.context import ContextSource, ProjectContext, truncate_with_context
 from cpplm.generate.project.line_retrieval import RetrievedLines
 from cpplm.generate.scheduler import TokenEvent
 from cpplm.generate.sequence import CompletionOutput, GenerationRequest
 from cpplm.generate.settings import SamplingSettings
-from cpplm.generate.truncation import fit_prompt, token_ends, truncate
+from cpplm.generate.truncation import fit_prompt, token_ends
 from cpplm.serve.api.llama_cpp import generation_settings
 from cpplm.serve.errors import response_docs
 from cpplm.serve.request_builder import RequestBuilder, off_event_loop
@@ -177,27 +178,18 @@ def _request(
         source = project.source(params.input_file, prefix, params.input_suffix)
 
     def attempt(room: int) -> tuple[tuple[GenerationRequest, bool], int]:
-        context = infill_context(builder, extras, prefix, suffix, room, source)
+        before, behind, truncated = infill_context(builder, extras, prefix, suffix, room, source)
         if supports_fim:
-            request = builder.infill(context.prefix, context.suffix, sampling)
+            request = builder.infill(before, behind, sampling)
         else:
-            request = builder.model.engine.request(context.prefix, settings=sampling)
+            request = builder.model.engine.request(before, settings=sampling)
         request = replace(request, valid=params.context(prefix, suffix))
-        return (request, context.truncated), builder.model.engine.num_prompt_tokens(request)
+        return (request, truncated), builder.model.engine.num_prompt_tokens(request)
 
     (request, progress.truncated), progress.prompt_tokens = fit_prompt(
         builder.model.context, sampling.max_new_tokens, attempt
     )
     return builder.check_room(request)
-
-
-@dataclass(frozen=True)
-class InfillContext:
-    """Text around a hole, as the model reads it."""
-
-    prefix: bytes
-    suffix: bytes
-    truncated: bool
 
 
 def infill_context(
@@ -207,12 +199,8 @@ def infill_context(
     suffix: str,
     room: int,
     source: ContextSource | None = None,
-) -> InfillContext:
-    """Return as much of the text around a hole as fits, the nearest first.
-
-    Half of the room at most is for pieces of other files, the newest of them, which stand before the prefix;
-    how many fit does not depend on what is near, so that they stay the same while somebody types. What they
-    leave of it is for text of the project, directly before the prefix.
+) -> tuple[bytes, bytes, bool]:
+    """Text before and behind a hole, the nearest first, and whether some of it was left out.
 
     Args:
         builder: of the model.
@@ -223,27 +211,14 @@ def infill_context(
         source: of text of the project.
     """
     tokenizer = builder.model.engine.tokenizer
-    max_characters = max(0, room) * int(tokenizer.token_bytes.max())  # no more characters fit in any case
-    included: list[str] = []
-    left = room // 2
-    for extra in reversed(extras):
-        size = len(tokenizer.encode(extra + "\n")) if len(extra) <= max_characters else left + 1
-        if size > left:
-            break
-        included.insert(0, extra + "\n")
-        left -= size
-    prefix_end = prefix[-max_characters:] if max_characters else ""
-    ends = token_ends(tokenizer)
-    if source is not None and left > 0:
-        in_view = truncate(prefix_end, suffix[:max_characters], room - room // 2, ends)[0]
-        if text := source(left, len(in_view)):
-            extras = [*extras, text]
-            included.append(text)
-            left -= len(ends(text))
-    near_room = room - (room // 2 - left) if included else room
-    before, behind = truncate(prefix_end, suffix[:max_characters], near_room, ends)
-    truncated = (before, behind, len(included)) != (prefix.encode(), suffix.encode(), len(extras))
-    return InfillContext("".join(included).encode() + before, behind, truncated)
+    most = max(0, room) * int(tokenizer.token_bytes.max())  # no more characters fit in any case
+    short = [*takewhile(lambda extra: len(extra) <= most, reversed(extras))][::-1]
+    front, before, behind = truncate_with_context(
+        prefix[max(0, len(prefix) - most) :], suffix[:most], room, token_ends(tokenizer), source, short
+    )
+    whole = [f"{extra}\n" for extra in extras]
+    truncated = (before, behind, front[: len(whole)]) != (prefix.encode(), suffix.encode(), whole)
+    return "".join(front).encode() + before, behind, truncated
 
 
 def _project_lines(params: InfillRequest, project: ProjectContext) -> RetrievedLines | None:
