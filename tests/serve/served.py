@@ -37,7 +37,7 @@ class Served:
 
     @property
     def engine(self) -> AsyncEngine:
-        return self.application.service.engine
+        return self.application.services[0].engine
 
     def post(self, path: str, body: Any, **options: Any) -> httpx2.Response:
         return self.http.post(path, json=body, **options)
@@ -113,8 +113,8 @@ def serving(
         server.stop()
         thread.join(PATIENCE)
         assert not thread.is_alive()
-    assert_nothing_held(application.service.engine)
-    assert not application.service.engine.alive
+    assert_nothing_held(application.services[0].engine)
+    assert not application.services[0].engine.alive
 
 
 def events(response: httpx2.Response) -> list[str]:

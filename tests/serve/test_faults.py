@@ -134,7 +134,7 @@ def test_clients_that_vanish_in_the_queue(long_engine: Engine) -> None:
         served.settle()
 
 
-def test_a_client_that_does_not_read() -> None:
+def test_a_client_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is given up, and what was to be written for it with it."""
     closed: list[str] = []
 
@@ -152,9 +152,8 @@ def test_a_client_that_does_not_read() -> None:
     async def receive() -> Any:
         await asyncio.Event().wait()
 
-    stream = EventStream(
-        "data: 1\n\n", rest(), read_timeout=0.05, on_disconnect=lambda: closed.append("counted")
-    )
+    monkeypatch.setattr("cpplm.serve.sse.READ_TIMEOUT", 0.05)
+    stream = EventStream("data: 1\n\n", rest(), on_disconnect=lambda: closed.append("counted"))
 
     async def main() -> None:
         await anext(stream._rest)
@@ -255,7 +254,7 @@ def test_nothing_was_written_in_time(long_engine: Engine, monkeypatch: pytest.Mo
     with serving(long_engine, batch=BatchSettings(max_batch=1)) as served:
         served.slow_down(monkeypatch)
         first = begin(served, LONG)
-        service = served.application.service  # those that come now have less time than the first one had
+        service = served.application.services[0]  # those that come now have less time than the first one had
         service.settings = dataclasses.replace(service.settings, first_token_timeout=0.3)
         for body in (SHORT, {**SHORT, "stream": True}):
             answer = served.post("/v1/completions", body)

@@ -137,7 +137,7 @@ def test_a_form_that_takes_long_keeps_nobody_waiting(served: Served, monkeypatch
         over.wait(10)
 
     monkeypatch.setattr(
-        served.application.service.model.engine, "grammars", type("", (), {"compile": slow})()
+        served.application.services[0].model.engine, "grammars", type("", (), {"compile": slow})()
     )
     monkeypatch.setattr(request_builder, "_COMPILE_TIMEOUT", 0.5)
     with ThreadPoolExecutor() as pool:

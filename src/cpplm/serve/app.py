@@ -25,7 +25,7 @@ from cpplm.serve.api.infill import add_infill
 from cpplm.serve.api.llama_cpp import add_llama_cpp
 from cpplm.serve.api.weights import add_reload
 from cpplm.serve.async_engine import AsyncEngine
-from cpplm.serve.errors import ApiError, add_error_handlers, paths_of, response_docs
+from cpplm.serve.errors import ApiError, add_error_handlers, response_docs
 from cpplm.serve.metrics import CONTENT_TYPE, Metrics
 from cpplm.serve.middleware import RequestGate
 from cpplm.serve.request_builder import RequestBuilder, ServedModel
@@ -44,16 +44,6 @@ class Application:
     services: tuple[Service, ...]
     """Of the model, then of each of its adapters."""
 
-    @property
-    def service(self) -> Service:
-        """Of the model."""
-        return self.services[0]
-
-    def refuse_new(self) -> None:
-        """Answer new requests with 503."""
-        for service in self.services:
-            service.stopping = True
-
     def abort_all(self) -> None:
         """End all that is under way with `ShutdownError`."""
         for service in self.services:
@@ -71,7 +61,6 @@ def build(model: ServedModel, settings: ServeSettings, adapters: Sequence[Served
     Raises:
         UserError: keys that are not there, tools that cannot work here, a model that cannot be driven so.
     """
-    keys = settings.network.keys()
     folder, ends = settings.project.project, token_ends(model.engine.tokenizer)
     project = None if folder is None else ProjectContext(folder, ends, settings.project.project_lines)
     batch, models = settings.batch, (model, *adapters)
@@ -102,7 +91,7 @@ def build(model: ServedModel, settings: ServeSettings, adapters: Sequence[Served
         docs_url=None, redoc_url=None, lifespan=lifespan,
     )  # fmt: skip
     routes = APIRouter()
-    _add_model_routes(routes, services)
+    _add_model_routes(routes, services, stopping=lambda: gate.stopping)
     add_completions(routes, router)
     add_chat(routes, chat)
     add_infill(routes, service, builder, project)
@@ -115,10 +104,7 @@ def build(model: ServedModel, settings: ServeSettings, adapters: Sequence[Served
     for methods in app.openapi()["paths"].values():
         for operation in methods.values():  # the framework's own status of a wrong body: never sent here
             operation["responses"].pop("422", None)
-    gate = RequestGate(
-        app, settings.network, keys=keys, metrics=metrics, paths=paths_of(app),
-        stopping=lambda: service.stopping,
-    )  # fmt: skip
+    gate = RequestGate(app, settings.network, metrics)
     return Application(_with_cors(gate, settings.network.cors_origins), gate, services)
 
 
@@ -155,13 +141,9 @@ def serve_until_stopped(
     services = application.services
     return {
         "url": url,
-        "prompt_tokens": _value(services[0].metrics.prompt_tokens),
+        "prompt_tokens": int(services[0].metrics.registry.get_sample_value("cpplm_prompt_tokens_total") or 0),
         "generated_tokens": sum(service.engine.num_generated for service in services),
     }
-
-
-def _value(counter: Any) -> int:
-    return int(next(iter(counter.collect())).samples[0].value)
 
 
 def _with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
@@ -174,7 +156,7 @@ def _with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
     )  # fmt: skip
 
 
-def _add_model_routes(routes: APIRouter, services: Sequence[Service]) -> None:
+def _add_model_routes(routes: APIRouter, services: Sequence[Service], stopping: Callable[[], bool]) -> None:
     entries = {
         model.name: ModelEntry(
             id=model.name, object="model", created=model.created, owned_by="cpplm",
@@ -200,7 +182,7 @@ def _add_model_routes(routes: APIRouter, services: Sequence[Service]) -> None:
     async def health() -> JSONResponse:
         """For load balancers and editors; needs no key."""
         alive = all(service.engine.alive for service in services)
-        status = "stopping" if services[0].stopping else "ok" if alive else "failed"
+        status = "stopping" if stopping() else "ok" if alive else "failed"
         return JSONResponse({"status": status}, 200 if status == "ok" else 503)
 
     @routes.get("/metrics", include_in_schema=False)

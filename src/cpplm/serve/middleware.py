@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from collections.abc import Callable
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from fastapi import FastAPI
+from starlette.types import Message, Receive, Scope, Send
 
-from cpplm.serve.errors import ApiError, ShutdownError
+from cpplm.serve.errors import ApiError, ShutdownError, paths_of
 from cpplm.serve.metrics import Metrics
 from cpplm.serve.settings import LOOPBACK, NetworkSettings
 
@@ -28,28 +28,26 @@ _MAX_DISCARDED_BYTES = 64 << 20
 class RequestGate:
     """ASGI middleware around the whole application."""
 
-    def __init__(
-        self, app: ASGIApp, network: NetworkSettings, *, keys: tuple[bytes, ...], metrics: Metrics,
-        paths: frozenset[str], stopping: Callable[[], bool],
-    ) -> None:  # fmt: skip
+    def __init__(self, app: FastAPI, network: NetworkSettings, metrics: Metrics) -> None:
         """Wrap an application.
 
         Args:
             app: what is behind.
-            network: sizes and times.
-            keys: that a client may send; none for no check.
-            metrics: where answers are counted.
-            paths: those that the application has, by which they are counted.
-            stopping: whether no new work is taken.
+            network: keys, sizes and times.
+            metrics: where answers are counted, by the application's paths.
+
+        Raises:
+            UserError: keys that are not there.
         """
-        self._app, self._keys, self._metrics = app, keys, metrics
-        self._paths, self._stopping = paths, stopping
-        self._network = network
+        self._app, self._network, self._metrics = app, network, metrics
+        self._keys, self._paths = network.keys(), paths_of(app)
         self._hosts: frozenset[str] | None = None
         if network.host in LOOPBACK:  # a page of anybody's may point its own name here (DNS rebinding)
             self._hosts = frozenset(name.lower() for name in (*LOOPBACK, *network.host_names))
         self.num_active = 0
         """Requests under way."""
+        self.stopping = False
+        """True if no new work is taken."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -118,7 +116,7 @@ class RequestGate:
                     code="invalid_api_key",
                     headers={"WWW-Authenticate": "Bearer"},
                 )
-        if self._stopping() and scope["method"] == "POST":
+        if self.stopping and scope["method"] == "POST":
             return ShutdownError("the server stops and takes no new requests")
         return None
 

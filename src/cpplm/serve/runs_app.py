@@ -28,7 +28,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp
 
 from cpplm import __version__
-from cpplm.serve.errors import ApiError, add_error_handlers, paths_of
+from cpplm.serve.errors import ApiError, add_error_handlers
 from cpplm.serve.metrics import Metrics
 from cpplm.serve.middleware import RequestGate
 from cpplm.serve.settings import NetworkSettings
@@ -45,7 +45,6 @@ _POLL_SECONDS = 1.0  # between two looks at the logs, at least
 _SHARE = 0.1  # of the time that looks, and the curves of one page, may take
 _PING_SECONDS = 15.0  # after which a stream says something, to learn whether anybody is there
 _RETRY_MILLISECONDS = 2000  # that a browser waits before it comes again
-_READ_TIMEOUT = 30.0  # seconds that a client may leave what was sent to it unread
 # The page of a run has a policy of its own; a sandbox keeps its origin apart from ours, too.
 _RUN_PAGE_HEADERS = {**PAGE_HEADERS, "Content-Security-Policy": "sandbox allow-scripts"}
 
@@ -70,17 +69,13 @@ class RunsApplication:
         routes.get("/run", summary="The page of a run")(self._page)
         app.include_router(routes)
         add_error_handlers(app)
-        self.gate = RequestGate(
-            app, network, keys=(), metrics=Metrics(), paths=paths_of(app), stopping=self._stopping.is_set
-        )
+        self.gate = RequestGate(app, network, Metrics())
         self.asgi: ASGIApp = self.gate
 
-    def refuse_new(self) -> None:
+    def abort_all(self) -> None:
         """End the streams: they would never end by themselves."""
         self._stopping.set()
         self._changed.set()
-
-    abort_all = refuse_new
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
@@ -135,7 +130,7 @@ class RunsApplication:
         since = int(clock) if process == self._name and clock.isascii() and clock.isdigit() else 0
         stream = self._stream(since, run)
         first = await anext(stream)  # it has its place now, and gives it back at its end
-        return EventStream(first, stream, read_timeout=_READ_TIMEOUT, on_disconnect=lambda: None)
+        return EventStream(first, stream, on_disconnect=lambda: None)
 
     async def _stream(self, since: int, chosen: Sequence[str]) -> AsyncGenerator[str, None]:
         self.num_streams += 1

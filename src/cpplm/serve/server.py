@@ -47,9 +47,6 @@ class Servable(Protocol):
     def gate(self) -> RequestGate:
         """Counts the requests under way."""
 
-    def refuse_new(self) -> None:
-        """Take no new work."""
-
     def abort_all(self) -> None:
         """End what is under way."""
 
@@ -107,7 +104,7 @@ class UvicornServer(uvicorn.Server):
 
     async def _drain(self) -> None:
         gate = self._application.gate
-        self._application.refuse_new()
+        gate.stopping = True
         if gate.num_active and self._grace:
             who = "1 request has" if gate.num_active == 1 else f"{gate.num_active} requests have"
             log_info(f"stopping: {who} {self._grace:g} s; a second signal cuts off what is left")

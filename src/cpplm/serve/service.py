@@ -31,7 +31,6 @@ FINISH_REASONS: dict[EngineFinishReason, FinishReason] = {"end": "stop", "stop":
 Result = TypeVar("Result")
 DeltaStream = AsyncGenerator[Delta, None]
 
-_READ_TIMEOUT = 30.0  # seconds that a client may leave what was sent to it unread
 _CLIENT_CLOSED_REQUEST = 499  # nobody reads it; for the counters
 
 
@@ -60,8 +59,6 @@ class Service:
     settings: RequestSettings
     engine: AsyncEngine
     metrics: Metrics
-    stopping: bool = False
-    """No new work is taken."""
     _shutdown: asyncio.Event = field(default_factory=asyncio.Event)
 
     def abort_all(self) -> None:
@@ -182,8 +179,7 @@ class Service:
                 return Response(body, media_type="application/json")
             events = _sse_events(deltas, formatter, counter)
             first = await cancel_on_disconnect(http.receive, anext(events))
-            on_gone = self.metrics.cancelled.inc
-            return EventStream(first, events, read_timeout=_READ_TIMEOUT, on_disconnect=on_gone)
+            return EventStream(first, events, on_disconnect=self.metrics.cancelled.inc)
         except ClientDisconnected:
             self.metrics.cancelled.inc()
             return Response(status_code=_CLIENT_CLOSED_REQUEST)

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 Result = TypeVar("Result")
 
 DONE = "data: [DONE]\n\n"
+READ_TIMEOUT = 30.0  # seconds that a client may take to read what was sent, before it is given up
 
 
 class ClientDisconnected(Exception):  # noqa: N818  (an outcome, not a fault)
@@ -41,7 +42,7 @@ async def cancel_on_disconnect(receive: Receive, work: Awaitable[Result]) -> Res
     """Await some work, which is cancelled when the client goes away.
 
     Raises:
-        ClientGone: it went.
+        ClientDisconnected: it went.
     """
     return await cancel_when(_gone(receive), work, ClientDisconnected())
 
@@ -65,25 +66,18 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self,
-        first: str,
-        rest: AsyncGenerator[str, None],
-        *,
-        read_timeout: float,
-        on_disconnect: Callable[[], None],
+        self, first: str, rest: AsyncGenerator[str, None], *, on_disconnect: Callable[[], None]
     ) -> None:
         """Prepare; nothing is sent yet.
 
         Args:
             first: of the events.
             rest: the others; closed at the end, read or not.
-            read_timeout: seconds that the client may take to read what was sent, before it is given up.
             on_disconnect: called when it went away or was given up.
         """
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._first, self._rest = first, rest
-        self._read_timeout, self._on_disconnect = read_timeout, on_disconnect
+        self._first, self._rest, self._on_disconnect = first, rest, on_disconnect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send them all."""
@@ -101,5 +95,5 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_one(self, send: Send, event: str) -> None:
-        async with asyncio.timeout(self._read_timeout):
+        async with asyncio.timeout(READ_TIMEOUT):
             await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
