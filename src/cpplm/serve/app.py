@@ -19,7 +19,7 @@ from cpplm.generate.project.context import ProjectContext
 from cpplm.generate.tools.toolbox import ToolBox
 from cpplm.generate.truncation import token_ends
 from cpplm.serve import page_routes
-from cpplm.serve.api.chat import ChatEndpoint, add_chat
+from cpplm.serve.api.chat import add_chat
 from cpplm.serve.api.completions import add_completions
 from cpplm.serve.api.infill import add_infill
 from cpplm.serve.api.llama_cpp import add_llama_cpp
@@ -28,10 +28,10 @@ from cpplm.serve.async_engine import AsyncEngine
 from cpplm.serve.errors import ApiError, add_error_handlers, response_docs
 from cpplm.serve.metrics import CONTENT_TYPE, Metrics
 from cpplm.serve.middleware import RequestGate
-from cpplm.serve.request_builder import RequestBuilder, ServedModel
+from cpplm.serve.request_builder import ServedModel
 from cpplm.serve.response_models import Health, ModelEntry, ModelList
 from cpplm.serve.server import run_server
-from cpplm.serve.service import ModelRouter, Service
+from cpplm.serve.service import Service
 from cpplm.serve.settings import LOOPBACK, ServeSettings
 
 
@@ -70,11 +70,7 @@ def build(model: ServedModel, settings: ServeSettings, adapters: Sequence[Served
         Service(each, settings.requests, engine, metrics)
         for each, engine in zip(models, engines, strict=True)
     )
-    router = ModelRouter(
-        [(service, RequestBuilder(service.model, settings.requests)) for service in services]
-    )
-    service, builder = router.models[0]
-    chat = ChatEndpoint(router, ToolBox(settings.tools, settings.tool_limits))
+    box = ToolBox(settings.tools, settings.tool_limits)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -92,12 +88,12 @@ def build(model: ServedModel, settings: ServeSettings, adapters: Sequence[Served
     )  # fmt: skip
     routes = APIRouter()
     _add_model_routes(routes, services, stopping=lambda: gate.stopping)
-    add_completions(routes, router)
-    add_chat(routes, chat)
-    add_infill(routes, service, builder, project)
-    add_llama_cpp(routes, builder, slots=settings.batch.max_batch)
+    add_completions(routes, services)
+    add_chat(routes, services, box)
+    add_infill(routes, services[0], project)
+    add_llama_cpp(routes, services[0].builder, slots=settings.batch.max_batch)
     if settings.weights_dir is not None:
-        add_reload(routes, service.engine, settings.weights_dir)
+        add_reload(routes, engines[0], settings.weights_dir)
     app.include_router(routes)
     app.include_router(page_routes.router(settings.page))
     add_error_handlers(app)

@@ -200,30 +200,23 @@ class RequestBuilder:
     # ---- prompts --------------------------------------------------------------------------------------
 
     def continuation(
-        self, prompt: str | list[int], sampling: SamplingSettings, *, samples: int,
-        logprobs: int | None = None, exact: bool = False, grammar: Grammar | None = None,
-    ) -> GenerationRequest:  # fmt: skip
+        self, prompt: str | list[int], sampling: SamplingSettings, *, exact: bool = False
+    ) -> GenerationRequest:
         """Engine request for what follows a text, or tokens.
 
         Args:
             prompt: the beginning of a document.
             sampling: how tokens are chosen.
-            samples: continuations.
-            logprobs: see `GenerationRequest`.
             exact: take the last token as it is; otherwise the end, which may be inside one, is spelt anew.
-            grammar: what is written matches it.
 
         Raises:
             ApiError: too long, or no token of this model.
         """
         if isinstance(prompt, str) and not exact:
             self.check_length(len(prompt))
-            request = self.model.engine.request(
-                prompt, settings=sampling, num_samples=samples, logprobs=logprobs, grammar=grammar
-            )
+            request = self.model.engine.request(prompt, settings=sampling)
         else:
-            ids = self.token_ids(prompt)
-            request = GenerationRequest(ids, sampling, samples, logprobs=logprobs, grammar=grammar)
+            request = GenerationRequest(self.token_ids(prompt), sampling)
         return self.check_room(request)
 
     def token_ids(self, prompt: str | list[int]) -> tuple[int, ...]:
@@ -239,19 +232,13 @@ class RequestBuilder:
         return tuple(prompt) if prompt[0] == BOS else (BOS, *prompt)
 
     def infill(
-        self, prefix: str | bytes, suffix: str | bytes, sampling: SamplingSettings, *, samples: int = 1,
-        logprobs: int | None = None, grammar: Grammar | None = None,
-    ) -> GenerationRequest:  # fmt: skip
+        self, prefix: str | bytes, suffix: str | bytes, sampling: SamplingSettings
+    ) -> GenerationRequest:
         """Engine request for what belongs between two texts; nothing is checked."""
-        return self.model.engine.request(
-            prefix, suffix, settings=sampling, num_samples=samples, logprobs=logprobs,
-            spm=self._settings.fim_order == "spm", grammar=grammar,
-        )  # fmt: skip
+        spm = self._settings.fim_order == "spm"
+        return self.model.engine.request(prefix, suffix, settings=sampling, spm=spm)
 
-    def infill_checked(
-        self, prefix: str, suffix: str, sampling: SamplingSettings, *, samples: int,
-        logprobs: int | None = None, grammar: Grammar | None = None,
-    ) -> GenerationRequest:  # fmt: skip
+    def infill_checked(self, prefix: str, suffix: str, sampling: SamplingSettings) -> GenerationRequest:
         """Engine request as from `infill`, if there is room for it.
 
         Raises:
@@ -259,9 +246,7 @@ class RequestBuilder:
         """
         self.check_supports_fim("suffix")
         self.check_length(len(prefix) + len(suffix))
-        return self.check_room(
-            self.infill(prefix, suffix, sampling, samples=samples, logprobs=logprobs, grammar=grammar)
-        )
+        return self.check_room(self.infill(prefix, suffix, sampling))
 
 
 async def off_event_loop(work: Callable[[], Result], characters: int) -> Result:

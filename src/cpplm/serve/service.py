@@ -61,6 +61,9 @@ class Service:
     metrics: Metrics
     _shutdown: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def __post_init__(self) -> None:
+        self.builder = RequestBuilder(self.model, self.settings)
+
     def abort_all(self) -> None:
         """End all that is under way with `ShutdownError`."""
         self._shutdown.set()
@@ -185,28 +188,21 @@ class Service:
             return Response(status_code=_CLIENT_CLOSED_REQUEST)
 
 
-class ModelRouter:
-    """Finds the model that a request names."""
+def pick_service(services: Sequence[Service], params: SamplingParams) -> Service:
+    """The service of the model that a request names; the first where it names none.
 
-    def __init__(self, models: Sequence[tuple[Service, RequestBuilder]]) -> None:
-        """Of several models the first answers where none is named."""
-        self.models = models
-        self._by_name = {service.model.name: (service, builder) for service, builder in models}
-
-    def pick(self, params: SamplingParams) -> tuple[Service, RequestBuilder]:
-        """The service and the builder of a request's model.
-
-        Raises:
-            ApiError: there is no such model.
-        """
-        if not params.model:
-            return self.models[0]
-        if params.model not in self._by_name:
-            raise ApiError(
-                404, f"there is no model {params.model!r} here, only {', '.join(map(repr, self._by_name))}",
-                code="model_not_found", param="model",
-            )  # fmt: skip
-        return self._by_name[params.model]
+    Raises:
+        ApiError: there is no such model.
+    """
+    if not params.model:
+        return services[0]
+    by_name = {service.model.name: service for service in services}
+    if params.model not in by_name:
+        raise ApiError(
+            404, f"there is no model {params.model!r} here, only {', '.join(map(repr, by_name))}",
+            code="model_not_found", param="model",
+        )  # fmt: skip
+    return by_name[params.model]
 
 
 async def _collect(deltas: DeltaStream) -> list[ChoiceBuffer]:

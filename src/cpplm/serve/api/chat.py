@@ -35,7 +35,14 @@ from cpplm.serve.request_builder import RequestBuilder, off_event_loop
 from cpplm.serve.request_models import ChatMessageParam, ChatRequest, FunctionTool
 from cpplm.serve.response_formatters import ChatFormatter, Delta
 from cpplm.serve.response_models import ChatCompletionResponse, FunctionCall, ServerToolCall
-from cpplm.serve.service import FINISH_REASONS, DeltaStream, ModelRouter, Service, UsageCounter, merge_streams
+from cpplm.serve.service import (
+    FINISH_REASONS,
+    DeltaStream,
+    Service,
+    UsageCounter,
+    merge_streams,
+    pick_service,
+)
 from cpplm.serve.structured_output_params import ToolChoice
 
 _MAX_TOOL_THREADS = 4  # calls of the server's tools, each with processes of its own
@@ -44,21 +51,19 @@ Functions = Mapping[str, FunctionTool]
 """Functions of the client, by name."""
 
 
-class ChatEndpoint:
-    """Responses to conversations."""
+def add_chat(routes: APIRouter, services: Sequence[Service], box: ToolBox) -> None:
+    """Add the route; `box` has the server's tools."""
+    threads = ToolThreads(_MAX_TOOL_THREADS)
 
-    def __init__(self, router: ModelRouter, box: ToolBox) -> None:
-        """Prepare; `box` has the server's tools."""
-        self._router, self._box = router, box
-        self._threads = ToolThreads(_MAX_TOOL_THREADS)
-
-    async def respond(self, params: ChatRequest, http: HttpRequest) -> Response:
-        """Respond to one request.
-
-        Raises:
-            ApiError: it is refused, or fails before anything was sent.
-        """
-        service, builder = self._router.pick(params)
+    @routes.post(
+        "/v1/chat/completions",
+        responses=response_docs(ChatCompletionResponse, stream=True),
+        summary="Answer in a conversation",
+    )
+    async def completions(params: ChatRequest, http: HttpRequest) -> Response:
+        """Answer the last message of a conversation."""
+        service = pick_service(services, params)
+        builder = service.builder
         builder.check(params)
         tools = () if params.tool_choice == "none" else params.tools or ()
         functions = {tool.function.name: tool.function for tool in tools}
@@ -75,56 +80,46 @@ class ChatEndpoint:
             for sample in range(params.num_choices)
         ]
         deltas = merge_streams(
-            [self._deltas(service, n, loop, functions, counter) for n, loop in enumerate(loops)]
+            [
+                _deltas(service, n, loop, functions, box.fresh(), threads, counter)
+                for n, loop in enumerate(loops)
+            ]
         )
         formatter = ChatFormatter(service.model.name, include_usage=params.include_usage)
         return await service.respond(http, deltas, formatter, counter, stream=params.stream)
 
-    async def _deltas(
-        self, service: Service, index: int, loop: ToolLoop, functions: Functions, counter: UsageCounter
-    ) -> DeltaStream:
-        """Yield one choice: what the model says between its calls."""
-        box = self._box.fresh()
-        begin, since = asyncio.get_running_loop().time(), None
-        while loop.finish_reason is None:
-            assert loop.request is not None  # noqa: S101  (neither a call nor the end)
-            in_text = loop.in_text
-            buffer = LogprobBuffer(service.model.engine.tokenizer)
-            has_logprobs = in_text and loop.request.logprobs is not None
-            async with contextlib.aclosing(service.token_events([loop.request], since=since)) as events:
-                async for _, event in events:
-                    tokens = buffer.append(event) if has_logprobs else None
-                    if in_text and (event.text or tokens):
-                        yield Delta(index, event.text, tokens)
-                    counter.completion_tokens += event.is_new
-                    if event.completion is not None:
-                        loop.add_completion(event.completion)
-            since = begin
-            if loop.call is not None:
-                result = client_call(loop.call, functions)
-                if isinstance(result, FunctionCall):
-                    yield Delta(index, tool_call=result, finish_reason="tool_calls")
-                    return
-                if result is None:
-                    work = self._threads.run(partial(box.call, loop.call))
-                    result = await service.run_until_shutdown(work)
-                    answered = ServerToolCall(call=loop.call.text, result=result)
-                    yield Delta(index, server_tool_call=answered)
-                loop.add_result(result)
-        yield Delta(index, finish_reason=FINISH_REASONS[loop.finish_reason])
 
-
-def add_chat(routes: APIRouter, endpoint: ChatEndpoint) -> None:
-    """Add the route."""
-
-    @routes.post(
-        "/v1/chat/completions",
-        responses=response_docs(ChatCompletionResponse, stream=True),
-        summary="Answer in a conversation",
-    )
-    async def completions(params: ChatRequest, http: HttpRequest) -> Response:
-        """Answer the last message of a conversation."""
-        return await endpoint.respond(params, http)
+async def _deltas(
+    service: Service, index: int, loop: ToolLoop, functions: Functions, box: ToolBox, threads: ToolThreads,
+    counter: UsageCounter,
+) -> DeltaStream:  # fmt: skip
+    """Yield one choice: what the model says between its calls."""
+    begin, since = asyncio.get_running_loop().time(), None
+    while loop.finish_reason is None:
+        assert loop.request is not None  # noqa: S101  (neither a call nor the end)
+        in_text = loop.in_text
+        buffer = LogprobBuffer(service.model.engine.tokenizer)
+        has_logprobs = in_text and loop.request.logprobs is not None
+        async with contextlib.aclosing(service.token_events([loop.request], since=since)) as events:
+            async for _, event in events:
+                tokens = buffer.append(event) if has_logprobs else None
+                if in_text and (event.text or tokens):
+                    yield Delta(index, event.text, tokens)
+                counter.completion_tokens += event.is_new
+                if event.completion is not None:
+                    loop.add_completion(event.completion)
+        since = begin
+        if loop.call is not None:
+            result = client_call(loop.call, functions)
+            if isinstance(result, FunctionCall):
+                yield Delta(index, tool_call=result, finish_reason="tool_calls")
+                return
+            if result is None:
+                result = await service.run_until_shutdown(threads.run(partial(box.call, loop.call)))
+                answered = ServerToolCall(call=loop.call.text, result=result)
+                yield Delta(index, server_tool_call=answered)
+            loop.add_result(result)
+    yield Delta(index, finish_reason=FINISH_REASONS[loop.finish_reason])
 
 
 def _request(params: ChatRequest, functions: Functions, builder: RequestBuilder) -> GenerationRequest:

@@ -18,7 +18,7 @@ from cpplm.serve.request_builder import RequestBuilder, off_event_loop
 from cpplm.serve.request_models import CompletionRequest, FimRequest
 from cpplm.serve.response_formatters import ChatFormatter, CompletionFormatter, Delta
 from cpplm.serve.response_models import ChatCompletionResponse, CompletionResponse
-from cpplm.serve.service import DeltaStream, ModelRouter, Service, UsageCounter
+from cpplm.serve.service import DeltaStream, Service, UsageCounter, pick_service
 from cpplm.tokenizer.special_tokens import BOS
 
 
@@ -37,7 +37,7 @@ class CompletionPrompt:
     """None where nothing is to be generated."""
 
 
-def add_completions(routes: APIRouter, router: ModelRouter) -> None:
+def add_completions(routes: APIRouter, services: Sequence[Service]) -> None:
     """Add both routes."""
 
     @routes.post(
@@ -45,7 +45,8 @@ def add_completions(routes: APIRouter, router: ModelRouter) -> None:
     )
     async def completions(params: CompletionRequest, http: HttpRequest) -> Response:
         """Continue prompts, or fill in between a prompt and a `suffix`."""
-        service, builder = router.pick(params)
+        service = pick_service(services, params)
+        builder = service.builder
         _check(params, builder)
         characters = sum(map(len, params.prompts)) + len(params.suffix or "")
         grammar = await builder.grammar(params.grammar_spec)
@@ -65,7 +66,8 @@ def add_completions(routes: APIRouter, router: ModelRouter) -> None:
     )
     async def fill_in(params: FimRequest, http: HttpRequest) -> Response:
         """Fill in between `prompt` and `suffix`; responses look like those of a chat."""
-        service, builder = router.pick(params)
+        service = pick_service(services, params)
+        builder = service.builder
         builder.check(params)
         characters = len(params.prompt) + len(params.suffix or "")
         grammar = await builder.grammar(params.grammar_spec)
@@ -95,15 +97,14 @@ def _prompt(
     prompt: str | list[int], params: CompletionRequest, builder: RequestBuilder, grammar: Grammar | None
 ) -> CompletionPrompt:
     sampling, tokenizer = builder.sampling(params), builder.model.engine.tokenizer
-    samples, logprobs = params.num_choices, params.logprobs
-    generates = builder.max_new_tokens(params) > 0
+    logprobs, generates = params.logprobs, builder.max_new_tokens(params) > 0
     if params.suffix:
         if not isinstance(prompt, str):
             raise ApiError(400, "a prompt with a suffix is text", code="invalid_value", param="prompt")
-        request = builder.infill_checked(
-            prompt, params.suffix, sampling, samples=samples, logprobs=logprobs, grammar=grammar
-        )
-        request = replace(request, valid=params.context(prompt, params.suffix))
+        request = replace(
+            builder.infill_checked(prompt, params.suffix, sampling), num_samples=params.num_choices,
+            logprobs=logprobs, grammar=grammar, valid=params.context(prompt, params.suffix),
+        )  # fmt: skip
         return CompletionPrompt(prompt, request.ids, request=request if generates else None)
     list_tokens = bool(params.echo) and logprobs is not None
     ids = builder.token_ids(prompt) if list_tokens or not generates or not isinstance(prompt, str) else ()
@@ -113,10 +114,11 @@ def _prompt(
     text = prompt if isinstance(prompt, str) else tokenizer.decode(ids if has_bos else ids[1:])
     if not generates:
         return CompletionPrompt(text, ids, list_tokens, has_bos)
-    request = builder.continuation(
-        prompt, sampling, samples=samples, logprobs=logprobs, exact=list_tokens, grammar=grammar
-    )
-    request = replace(request, end_ids=tuple(params.stop_token_ids), valid=params.context(text, None))
+    request = replace(
+        builder.continuation(prompt, sampling, exact=list_tokens), num_samples=params.num_choices,
+        logprobs=logprobs, grammar=grammar, end_ids=tuple(params.stop_token_ids),
+        valid=params.context(text, None),
+    )  # fmt: skip
     return CompletionPrompt(text, ids, list_tokens, has_bos, request)
 
 
@@ -160,11 +162,10 @@ async def _prompt_tokens(
 
 def _fim_request(params: FimRequest, builder: RequestBuilder, grammar: Grammar | None) -> GenerationRequest:
     builder.check_generates(params)
-    sampling, samples = builder.sampling(params), params.num_choices
+    sampling = builder.sampling(params)
     if not params.suffix:
-        request = builder.continuation(params.prompt, sampling, samples=samples, grammar=grammar)
+        request = builder.continuation(params.prompt, sampling)
     else:
-        request = builder.infill_checked(
-            params.prompt, params.suffix, sampling, samples=samples, grammar=grammar
-        )
-    return replace(request, valid=params.context(params.prompt, params.suffix))
+        request = builder.infill_checked(params.prompt, params.suffix, sampling)
+    valid = params.context(params.prompt, params.suffix)
+    return replace(request, num_samples=params.num_choices, grammar=grammar, valid=valid)

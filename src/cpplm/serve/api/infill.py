@@ -119,10 +119,9 @@ class InfillFormatter(ResponseFormatter):
         )  # fmt: skip
 
 
-def add_infill(
-    routes: APIRouter, service: Service, builder: RequestBuilder, project: ProjectContext | None = None
-) -> None:
+def add_infill(routes: APIRouter, service: Service, project: ProjectContext | None) -> None:
     """Add the route; a project's text stands in front of the prefix, and its lines may be the answer."""
+    builder = service.builder
 
     @routes.post(
         "/infill",
@@ -142,7 +141,10 @@ def add_infill(
         formatter = InfillFormatter(service.model.name, service.model.context, sampling, progress)
         lines = None
         if project is not None and params.n_predict != 0:
-            lines = await off_event_loop(lambda: _project_lines(params, project), characters)
+            prefix = params.input_prefix + params.prompt
+            lines = await off_event_loop(
+                lambda: project.lines(params.input_file, prefix, params.input_suffix), characters
+            )
         if lines is not None and project is not None and lines.probability >= project.min_probability:
             deltas = _retrieved(lines, sampling, stop, progress)
         else:
@@ -167,7 +169,7 @@ def _request(
     sampling: SamplingSettings,
     builder: RequestBuilder,
     progress: InfillProgress,
-    project: ProjectContext | None = None,
+    project: ProjectContext | None,
 ) -> GenerationRequest:
     supports_fim = builder.model.supports_fim
     extras = [extra.text for extra in params.input_extra]
@@ -219,11 +221,6 @@ def infill_context(
     whole = [f"{extra}\n" for extra in extras]
     truncated = (before, behind, front[: len(whole)]) != (prefix.encode(), suffix.encode(), whole)
     return "".join(front).encode() + before, behind, truncated
-
-
-def _project_lines(params: InfillRequest, project: ProjectContext) -> RetrievedLines | None:
-    prefix = params.input_prefix + params.prompt
-    return project.lines(params.input_file, prefix, params.input_suffix)
 
 
 async def _retrieved(
@@ -289,10 +286,7 @@ def _selected_fields(body: bytes, paths: Sequence[str]) -> dict[str, Any]:
     for path in paths:
         value = response
         for name in path.split("/"):
-            value = value.get(name, _MISSING) if isinstance(value, dict) else _MISSING
-        if value is not _MISSING:
+            value = value.get(name) if isinstance(value, dict) else None
+        if value is not None:
             selected[path] = value
     return selected
-
-
-_MISSING = object()
