@@ -38,7 +38,7 @@ from cpplm.sandbox import precompiled
 from cpplm.sandbox.backends import BACKENDS
 from cpplm.sandbox.compiler import fast_linker, require_compiler
 from cpplm.sandbox.limits import ResourceLimits
-from cpplm.sandbox.sandbox import Sandbox, backend_status
+from cpplm.sandbox.sandbox import Sandbox, backend_problem
 
 _TRUE = "/bin/true"
 
@@ -78,11 +78,11 @@ def measure_judging(workers: int, every: int, repetitions: int) -> dict[str, Any
 def measure_sandbox(runs: int) -> dict[str, Any]:
     """Milliseconds that each backend adds to a run."""
     figures = {}
-    for state in (backend_status(backend.mode) for backend in BACKENDS):
-        if state.problem:
-            figures[state.backend.mode] = {"not here": state.problem}
+    for backend in BACKENDS:
+        if problem := backend_problem(backend):
+            figures[backend.mode] = {"not here": problem}
             continue
-        sandbox = Sandbox(state.backend)
+        sandbox = Sandbox(backend)
         added = []
         for _ in range(runs):
             begin = time.perf_counter()
@@ -90,7 +90,7 @@ def measure_sandbox(runs: int) -> dict[str, Any]:
             between = time.perf_counter()
             sandbox.run({}, [_TRUE], ResourceLimits())
             added.append(1000 * (time.perf_counter() - between - (between - begin)))
-        figures[state.backend.mode] = {"added_ms": Spread.of(added, 1)}
+        figures[backend.mode] = {"added_ms": Spread.of(added, 1)}
     return figures
 
 

@@ -15,7 +15,7 @@ from cpplm.sandbox import sandbox as sandbox_module
 from cpplm.sandbox.backends import BACKENDS, SandboxBackend
 from cpplm.sandbox.compiler import fast_linker
 from cpplm.sandbox.limits import MIB, ResourceLimits, RunResult
-from cpplm.sandbox.sandbox import Sandbox, backend_status
+from cpplm.sandbox.sandbox import Sandbox, backend_problem
 
 COMPILE_LIMITS = ResourceLimits(
     wall_seconds=120, cpu_seconds=20, memory_bytes=1024 * MIB, processes=16, scratch_bytes=64 * MIB
@@ -31,7 +31,7 @@ _EACH = [_FIRST, *(pytest.param(backend, marks=pytest.mark.slow) for backend in 
 @pytest.fixture(params=_EACH, ids=lambda backend: backend.mode)
 def sandbox(request: pytest.FixtureRequest) -> Sandbox:
     backend: SandboxBackend = request.param
-    if problem := backend_status(backend.mode).problem:
+    if problem := backend_problem(backend):
         pytest.skip(f"{backend.mode} does not work here: {problem}")
     return Sandbox(backend)
 

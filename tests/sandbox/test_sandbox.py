@@ -21,7 +21,6 @@ from cpplm.sandbox.backends import BACKENDS, UNSAFE
 from cpplm.sandbox.limits import MIB, ResourceLimits
 from cpplm.sandbox.sandbox import (
     MAX_STDIN_BYTES,
-    BackendStatus,
     Sandbox,
     SandboxError,
     probe_backend,
@@ -175,8 +174,8 @@ def test_death_of_the_harness_ends_the_program(sandbox: Sandbox) -> None:
 def test_probe_takes_the_strongest_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         sandbox_module,
-        "backend_status",
-        lambda mode: BackendStatus(UNSAFE, "" if mode in {"bubblewrap", "landlock"} else "broken"),
+        "backend_problem",
+        lambda backend: "" if backend.mode in {"bubblewrap", "landlock"} else "broken",
     )
     assert Sandbox.probe().name == "bubblewrap"
 
@@ -197,9 +196,7 @@ def test_other_systems_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_runs_when_no_backend_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        sandbox_module, "backend_status", lambda mode: BackendStatus(UNSAFE, f"{mode} is closed")
-    )
+    monkeypatch.setattr(sandbox_module, "backend_problem", lambda backend: f"{backend.mode} is closed")
     with pytest.raises(UserError) as caught:
         Sandbox.probe()
     for words in ("namespaces is closed", "bubblewrap is closed", "landlock is closed", "apt-get install"):

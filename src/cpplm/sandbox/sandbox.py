@@ -56,15 +56,6 @@ class SandboxError(RuntimeError):
     """The isolation could not be set up or the launcher was lost; the program's fate is unknown."""
 
 
-@dataclass(frozen=True)
-class BackendStatus:
-    """Result of probing one backend."""
-
-    backend: SandboxBackend
-    problem: str
-    """Why it does not work here; empty when it does."""
-
-
 class Sandbox:
     """Runs programs under one kind of isolation."""
 
@@ -92,10 +83,10 @@ class Sandbox:
             return cls(UNSAFE)
         problems = []
         for backend in BACKENDS:
-            state = backend_status(backend.mode)
-            if not state.problem:
+            problem = backend_problem(backend)
+            if not problem:
                 return cls(backend)
-            problems.append(f"{backend.mode}: {state.problem}")
+            problems.append(f"{backend.mode}: {problem}")
         raise UserError(
             f"no sandbox works here, so no generated program is run ({'; '.join(problems)})", fix=FIX
         )
@@ -176,14 +167,13 @@ def _check_names(files: dict[str, bytes], fetch: dict[str, int], folders: dict[s
 
 
 @functools.cache
-def backend_status(mode: Mode) -> BackendStatus:
-    """Probe a backend on this machine, once per process."""
-    backend = next(backend for backend in BACKENDS if backend.mode == mode)
+def backend_problem(backend: SandboxBackend) -> str:
+    """Why a backend does not work on this machine; empty when it does. Probed once per process."""
     if not seccomp.supported():
-        return BackendStatus(backend, f"no system-call filter for the processor {os.uname().machine}")
-    if mode == "bubblewrap" and shutil.which("bwrap") is None:
-        return BackendStatus(backend, "bwrap is not installed")
-    return BackendStatus(backend, probe_backend(backend))
+        return f"no system-call filter for the processor {os.uname().machine}"
+    if backend.mode == "bubblewrap" and shutil.which("bwrap") is None:
+        return "bwrap is not installed"
+    return probe_backend(backend)
 
 
 def probe_backend(backend: SandboxBackend) -> str:

@@ -20,7 +20,8 @@ from cpplm.corpus.slicing.documents import SliceOptions, build_unit
 from cpplm.corpus.slicing.measure import Measure
 from cpplm.corpus.slicing.references import UnitReferences
 from cpplm.corpus.slicing.shortening import Shortener
-from cpplm.sandbox.sandbox import backend_status
+from cpplm.sandbox.backends import BACKENDS
+from cpplm.sandbox.sandbox import backend_problem
 from tests.corpus.cpp import index_of, needs_gxx, utf8_bytes, write_files
 from tests.corpus.settings import compilable
 
@@ -179,7 +180,7 @@ def test_a_process_that_always_crashes_is_counted(tmp_path, monkeypatch):
     assert parser.outcomes == {"a.cpp": ("not parsed", "libclang crashed (signal 11)")}
 
 
-@pytest.mark.skipif(bool(backend_status("landlock").problem), reason="needs Landlock")
+@pytest.mark.skipif(bool(backend_problem(BACKENDS[-1])), reason="needs Landlock")
 def test_files_outside_the_project_cannot_be_read(tmp_path):
     secret = tmp_path / "secret.h"
     secret.write_text("root:password\n")
