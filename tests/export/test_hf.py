@@ -19,7 +19,7 @@ from cpplm.core.errors import UserError
 from cpplm.core.run_log import RunLog
 from cpplm.core.storage import Storage
 from cpplm.evaluate.models.hf_model import HfModel
-from cpplm.export import atomic_directory
+from cpplm.export import atomic_directory, hf_files
 from cpplm.export.hf import export_to_hf
 from cpplm.export.remote_code import SOURCES, exported_weights
 from cpplm.model.transformer import Transformer
@@ -90,10 +90,13 @@ def test_files(folder: Path, ours: Transformer, tokenizer: Tokenizer) -> None:
     assert prompt == render_for_completion(tokenizer, {"messages": messages})
 
 
-def test_files_follow_the_umask(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_files_follow_the_umask(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hf_files, "MAX_FILE_BYTES", 10_000)
     before = os.umask(0o027)
     try:
-        export_to_hf(checkpoint, tmp_path / "hf", max_file_bytes=10_000)
+        export_to_hf(checkpoint, tmp_path / "hf")
     finally:
         os.umask(before)
     modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (tmp_path / "hf").iterdir()}
@@ -134,8 +137,11 @@ def test_half_the_space(checkpoint: Checkpoint, ours: Transformer, tmp_path: Pat
 
 
 @torch.no_grad()
-def test_large_weights_are_split(checkpoint: Checkpoint, ours: Transformer, tmp_path: Path) -> None:
-    export_to_hf(checkpoint, tmp_path / "hf", max_file_bytes=100_000)
+def test_large_weights_are_split(
+    checkpoint: Checkpoint, ours: Transformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hf_files, "MAX_FILE_BYTES", 100_000)
+    export_to_hf(checkpoint, tmp_path / "hf")
     parts = sorted((tmp_path / "hf").glob("model-*.safetensors"))
     assert len(parts) > 3
     sizes = [sum(tensor.nbytes for tensor in load_file(part).values()) for part in parts]
@@ -144,6 +150,7 @@ def test_large_weights_are_split(checkpoint: Checkpoint, ours: Transformer, tmp_
     assert all(size <= 100_000 or len(load_file(part)) == 1 for size, part in zip(sizes, parts, strict=True))
     ids = ids_of(ours.config, 1, 20)
     assert_close(load(tmp_path / "hf")(ids).logits, ours(ids))
+    monkeypatch.undo()
     export_to_hf(checkpoint, tmp_path / "hf", overwrite=True)
     assert files_below(tmp_path / "hf") == COMPLETE
 

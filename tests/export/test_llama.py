@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from cpplm.core.errors import UserError
 from cpplm.export import gguf as gguf_module
 from cpplm.export.gguf import export_to_gguf
-from cpplm.export.hf import LLAMA, export_to_hf
+from cpplm.export.hf import export_to_hf
 from cpplm.export.llama import exported_weights
 from cpplm.model.config import ModelConfig, MultiTokenConfig
 from cpplm.model.transformer import Transformer
@@ -65,7 +65,7 @@ def test_models_of_other_kinds_are_refused(tokenizer: Tokenizer, tmp_path: Path)
     )
     for other, message in ((plain, own), (every, own + more)):
         with pytest.raises(UserError, match=message) as refusal:
-            export_to_hf(other, tmp_path / "hf", architecture=LLAMA)
+            export_to_hf(other, tmp_path / "hf", as_llama=True)
         assert "--to hf" in str(refusal.value)
         with pytest.raises(UserError, match=message):
             export_to_gguf(other, tmp_path / "model.gguf")
@@ -76,7 +76,7 @@ def test_models_of_other_kinds_are_refused(tokenizer: Tokenizer, tmp_path: Path)
 def test_transformers_has_the_same_logits_and_text(
     checkpoint: Checkpoint, ours: Transformer, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    result = export_to_hf(checkpoint, tmp_path / "hf", architecture=LLAMA)
+    result = export_to_hf(checkpoint, tmp_path / "hf", as_llama=True)
     assert result.left_out == ["1 head for further tokens (MTP)"]
     assert not [name for name in files_below(tmp_path / "hf") if name.endswith(".py")]
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32).eval()

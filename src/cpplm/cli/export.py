@@ -10,9 +10,10 @@ from cpplm.cli.report import Report
 from cpplm.core import hub
 from cpplm.core.errors import UserError
 from cpplm.core.storage import is_hf_folder
+from cpplm.export import llama, remote_code
 from cpplm.export.compressed_tensors import export_packed_directory
 from cpplm.export.gguf import export_to_gguf
-from cpplm.export.hf import LLAMA, OURS, export_to_hf, is_exported
+from cpplm.export.hf import export_to_hf, is_exported
 from cpplm.export.settings import ModelExportSettings
 from cpplm.train.checkpoint.format import open_run
 
@@ -39,7 +40,7 @@ def _export(settings: ModelExportSettings) -> Report:
     if is_hf_folder(settings.run) and settings.to == "compressed-tensors":
         return _export_directory(settings)
     checkpoint = open_run(settings.run, None if settings.step < 0 else settings.step)
-    architecture = OURS if settings.to == "hf" else LLAMA
+    architecture = remote_code.ARCHITECTURE if settings.to == "hf" else llama.ARCHITECTURE
     if settings.to == "gguf":
         result = export_to_gguf(
             checkpoint, settings.out, run=settings.run,
@@ -48,7 +49,7 @@ def _export(settings: ModelExportSettings) -> Report:
     else:
         result = export_to_hf(
             checkpoint, settings.out, run=settings.run,
-            architecture=architecture, dtype=settings.dtype, overwrite=settings.overwrite,
+            as_llama=settings.to != "hf", dtype=settings.dtype, overwrite=settings.overwrite,
             compressed=settings.to == "compressed-tensors",
         )  # fmt: skip
     kind = settings.gguf_type if settings.to == "gguf" else settings.dtype
@@ -62,7 +63,7 @@ def _export(settings: ModelExportSettings) -> Report:
         "out": str(result.out),
         "format": settings.to,
         "step": result.step,
-        "architecture": architecture.name,
+        "architecture": architecture,
         "left_out": result.left_out,
         "parameters": result.parameters,
         "bytes": result.bytes,
@@ -70,7 +71,7 @@ def _export(settings: ModelExportSettings) -> Report:
     lines = [
         f"{result.out}: step {result.step:,}, {result.parameters:,} parameters, "
         f"{result.bytes / 1e6:,.1f} MB in {kind}",
-        f"{architecture.name}, {loaded_by[settings.to]}",
+        f"{architecture}, {loaded_by[settings.to]}",
         *(f"left out: {part}" for part in result.left_out),
     ]
     return Report("\n".join(lines), figures)

@@ -22,7 +22,6 @@ from cpplm.model.quantized.directory import RECORD, STEM, is_packed
 from cpplm.model.quantized.packing import packed_tensors, quantization_record
 from cpplm.model.quantized.recipe import Recipe
 from cpplm.post_training.hf_folder import PARENT, HfFolder
-from cpplm.train.checkpoint.weights import MAX_FILE_BYTES
 
 
 class TiedHead(nn.Module):
@@ -81,7 +80,7 @@ def quantize_hf(settings: QuantizeSettings) -> int:
 def write_packed(folder: Path, source: HfFolder, model: Any, recipe: str, parent: dict[str, Any]) -> None:
     """Fill a folder with a model of rounded layers, and what the directory that it comes from has beside."""
     storage = Storage(folder)
-    write_weights(storage, packed_tensors(model, source.dtype), MAX_FILE_BYTES, STEM)
+    write_weights(storage, packed_tensors(model, source.dtype), STEM)
     storage.write_json(RECORD, quantization_record(model, recipe, packed=True))
     storage.write("config.json", (source.folder / "config.json").read_bytes())
     storage.write_json(PARENT, parent)

@@ -24,7 +24,7 @@ from cpplm.export.hf_files import copy_companions, is_of_folder, write_weights
 from cpplm.model.quantized.directory import is_packed, read_packed
 from cpplm.model.quantized.packing import QuantizedWeight, dense_weights, pack_codes, quantized_weights
 from cpplm.train.checkpoint.format import QUANTIZATION, Checkpoint
-from cpplm.train.checkpoint.weights import MAX_FILE_BYTES, load_tensors
+from cpplm.train.checkpoint.weights import load_tensors
 
 _BITS = (4, 8)  # what those that load them have kernels for
 
@@ -41,7 +41,7 @@ def export_packed_directory(source: Path, out: Path, *, dtype: torch.dtype, over
     weights, record = compressed(quantized, plain, dtype)
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     with atomic_directory(out, overwrite=overwrite, known=is_of_folder) as folder:
-        write_weights(Storage(folder), weights, MAX_FILE_BYTES)
+        write_weights(Storage(folder), weights)
         copy_companions(source, folder)
         more = {"quantization_config": record, "dtype": str(dtype).removeprefix("torch.")}
         Storage(folder).write_json("config.json", {**config, **more})

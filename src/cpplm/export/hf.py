@@ -13,10 +13,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import safetensors
 import safetensors.torch
@@ -36,7 +36,7 @@ from cpplm.tokenizer import export as tokenizer_export
 from cpplm.tokenizer.special_tokens import BOS, EOS, NUM_SPECIAL, PAD, SPECIAL_IDS
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.checkpoint.format import Checkpoint
-from cpplm.train.checkpoint.weights import MAX_FILE_BYTES, load_model
+from cpplm.train.checkpoint.weights import load_model
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -48,24 +48,6 @@ SUPPRESSED = [id_ for id_ in range(NUM_SPECIAL) if id_ not in ENDS]
 """Never generated, as by our own engine (`cpplm.generate.sequence`)."""
 
 Dtype = Literal["float32", "bfloat16"]
-
-
-class Architecture(NamedTuple):
-    """What computes an exported model, and what it wants."""
-
-    name: str
-    config: Callable[[ModelConfig], dict[str, Any]]
-    weights: Callable[[ModelConfig, Mapping[str, Tensor]], dict[str, Tensor]]
-    source_files: Callable[[], dict[str, bytes]]
-
-
-OURS = Architecture(
-    remote_code.ARCHITECTURE,
-    remote_code.exported_config,
-    remote_code.exported_weights,
-    remote_code.source_files,
-)
-LLAMA = Architecture(llama.ARCHITECTURE, llama.exported_config, llama.exported_weights, dict)
 
 
 @dataclass(frozen=True)
@@ -86,11 +68,10 @@ def export_to_hf(
     out: Path,
     *,
     run: str = "",
-    architecture: Architecture = OURS,
+    as_llama: bool = False,
     dtype: Dtype = "float32",
     compressed: bool = False,
     overwrite: bool = False,
-    max_file_bytes: int = MAX_FILE_BYTES,
 ) -> ExportResult:
     """Write the folder, whole or not at all.
 
@@ -98,30 +79,29 @@ def export_to_hf(
         checkpoint: of the model.
         out: the folder.
         run: where the checkpoint is from, for the model card.
-        architecture: that computes it; a model that is no plain Llama is for `OURS` alone.
+        as_llama: for `LlamaForCausalLM` instead of our modeling code; for a plain Llama alone.
         dtype: of the weights; float32 is what training keeps.
-        compressed: keep the bits of a quantised model, as compressed-tensors has them; of `LLAMA` alone.
+        compressed: keep the bits of a quantised model, as compressed-tensors has them; with `as_llama` alone.
         overwrite: replace an earlier export.
-        max_file_bytes: weights are split before a file grows larger; a single tensor never is.
 
     Raises:
         UserError: the model is no plain Llama, `out` may not be written, the disk is full, or the checkpoint
             is damaged.
     """
-    if architecture is LLAMA:
+    architecture = llama if as_llama else remote_code
+    if as_llama:
         llama.refuse_other_models(checkpoint.config())
     with atomic_directory(out, overwrite=overwrite, known=is_exported) as folder:
         model = load_model(checkpoint, device=torch.device("cpu"), compute_dtype=torch.float32)
-        weights = architecture.weights(model.config, model.state_dict())
+        weights = architecture.exported_weights(model.config, model.state_dict())
         parameters = sum(weight.numel() for weight in weights.values() if weight.is_floating_point())
-        more: dict[str, Any] = {"dtype": dtype}
+        config = {**architecture.exported_config(model.config), **_COMMON, "dtype": dtype}
         if compressed:
-            weights, more["quantization_config"] = compressed_llama(checkpoint, getattr(torch, dtype))
+            weights, config["quantization_config"] = compressed_llama(checkpoint, getattr(torch, dtype))
         else:
             weights = _cast(weights, dtype)
-        _write_folder(
-            folder, model.config, weights, checkpoint.tokenizer(), architecture, more, max_file_bytes
-        )
+        sources = {} if as_llama else remote_code.source_files()
+        _write_folder(folder, weights, checkpoint.tokenizer(), config, sources)
         result = ExportResult(
             out=out,
             step=checkpoint.step,
@@ -131,7 +111,7 @@ def export_to_hf(
         )
         card = model_card(
             checkpoint, run,
-            architecture=architecture.name, remote_code=architecture is OURS,
+            architecture=architecture.ARCHITECTURE, remote_code=not as_llama,
             left_out=result.left_out, dtype=dtype, parameters=result.parameters,
         )  # fmt: skip
         Storage(folder).write("README.md", card.encode())
@@ -145,9 +125,9 @@ def export_model(model: Transformer, tokenizer: Tokenizer, out: Path) -> None:
         UserError: `out` may not be written, or the disk is full.
     """
     with atomic_directory(out, overwrite=True, known=is_exported) as folder:
-        weights = _cast(OURS.weights(model.config, model.state_dict()), "float32")
-        more = {"dtype": "float32"}
-        _write_folder(folder, model.config, weights, tokenizer, OURS, more, MAX_FILE_BYTES)
+        weights = _cast(remote_code.exported_weights(model.config, model.state_dict()), "float32")
+        config = {**remote_code.exported_config(model.config), **_COMMON, "dtype": "float32"}
+        _write_folder(folder, weights, tokenizer, config, remote_code.source_files())
 
 
 def load_exported(folder: Path, like: Transformer) -> Transformer:
@@ -178,16 +158,16 @@ def load_exported(folder: Path, like: Transformer) -> Transformer:
 
 
 def _write_folder(
-    folder: Path, config: ModelConfig, weights: Mapping[str, Tensor], tokenizer: Tokenizer,
-    architecture: Architecture, more: Mapping[str, Any], max_file_bytes: int,
+    folder: Path, weights: Mapping[str, Tensor], tokenizer: Tokenizer, config: Mapping[str, Any],
+    sources: Mapping[str, bytes],
 ) -> None:  # fmt: skip
-    """Everything but the card; `more` is for `config.json`."""
+    """Everything but the card: `config` becomes `config.json`, `sources` are Python files."""
     storage = Storage(folder)
-    write_weights(storage, weights, max_file_bytes)
+    write_weights(storage, weights)
     tokenizer_export.export_hf(tokenizer, folder)
-    storage.write_json("config.json", {**architecture.config(config), **_COMMON, **more})
+    storage.write_json("config.json", config)
     storage.write_json("generation_config.json", {**_TOKENS, "suppress_tokens": SUPPRESSED})
-    for name, source in architecture.source_files().items():
+    for name, source in sources.items():
         storage.write(name, source)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from cpplm.core.storage import Storage
-from cpplm.train.checkpoint.weights import safetensors_file, split_tensors
+from cpplm.train.checkpoint.weights import MAX_FILE_BYTES, safetensors_file, split_tensors
 
 _COPIED = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "vocab.json",
            "merges.txt", "generation_config.json", "LICENSE*")  # fmt: skip
@@ -28,11 +28,9 @@ def copy_companions(source: Path, folder: Path) -> None:
             shutil.copyfile(path, folder / path.name)
 
 
-def write_weights(
-    storage: Storage, weights: Mapping[str, Tensor], max_file_bytes: int, stem: str = "model"
-) -> None:
+def write_weights(storage: Storage, weights: Mapping[str, Tensor], stem: str = "model") -> None:
     """Write weights in one file or in several with their index, as `transformers` names them."""
-    parts = split_tensors(weights, max_file_bytes)
+    parts = split_tensors(weights, MAX_FILE_BYTES)
     names = [f"{stem}.safetensors"]
     if len(parts) > 1:
         names = [f"{stem}-{n:05d}-of-{len(parts):05d}.safetensors" for n in range(1, len(parts) + 1)]
