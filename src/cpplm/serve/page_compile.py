@@ -16,6 +16,7 @@ from cpplm.generate.tools.programs import MAX_PROGRAM_BYTES, RUN_LIMITS
 from cpplm.sandbox.compiler import COMPILE_LIMITS
 from cpplm.sandbox.limits import MIB, Reason, RunResult
 from cpplm.sandbox.sandbox import Sandbox
+from cpplm.serve.errors import ApiError
 
 SOURCE = "main.cpp"
 _PROGRAM = "program"
@@ -74,10 +75,6 @@ class CompileResponse(BaseModel):
     """When that was asked for, and there was a program."""
 
 
-class NoCompilerError(RuntimeError):
-    """There is no g++ in the sandbox."""
-
-
 def compile_source(
     sandbox: Sandbox, source: str, *, standard: str, run: bool = False, stdin: str = ""
 ) -> CompileResponse:
@@ -91,7 +88,7 @@ def compile_source(
         stdin: what the program reads; at most `cpplm.sandbox.sandbox.MAX_STDIN_BYTES` bytes.
 
     Raises:
-        NoCompilerError: see there.
+        ApiError: there is no g++ in the sandbox.
         SandboxError: the walls could not be built.
     """
     what = ["-o", _PROGRAM] if run else ["-c", "-o", "main.o"]
@@ -102,7 +99,9 @@ def compile_source(
         fetch={_PROGRAM: MAX_PROGRAM_BYTES} if run else None,
     )
     if result.reason == "start":
-        raise NoCompilerError(result.message())
+        raise ApiError(
+            503, "there is no g++ in the server's sandbox: install it below /usr", code="no_compiler"
+        )
     compiled = _compiled(result, source)
     if not run or not compiled.ok:
         return compiled

@@ -15,7 +15,7 @@ from pydantic import Field
 from cpplm.core.errors import UserError
 from cpplm.sandbox.sandbox import MAX_STDIN_BYTES, Sandbox, SandboxError
 from cpplm.serve.errors import ApiError, ErrorBody, response_docs
-from cpplm.serve.page_compile import CompileResponse, NoCompilerError, compile_source
+from cpplm.serve.page_compile import CompileResponse, compile_source
 from cpplm.serve.request_models import RequestBody, Strict
 from cpplm.serve.settings import PageSettings
 from cpplm.serve.static_files import add_files
@@ -77,8 +77,5 @@ def _compile(request: CompileRequest, standard: str) -> CompileResponse:
         return compile_source(
             sandbox, request.source, standard=standard, run=request.run, stdin=request.stdin
         )
-    except NoCompilerError as error:
-        message = "there is no g++ in the server's sandbox: install it below /usr"
-        raise ApiError(503, message, code="no_compiler") from error
     except SandboxError as error:
         raise ApiError(503, f"the sandbox failed: {error}", code="sandbox_failed") from error
