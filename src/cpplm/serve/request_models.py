@@ -22,7 +22,7 @@ from pydantic import (
 )
 from typing_extensions import override
 
-from cpplm.serve.structured_output_params import FormParams, SyntaxParams, ToolChoice
+from cpplm.serve.structured_output_params import FormParams, Loose, SyntaxParams, ToolChoice
 
 _MOST_STOPS = 128
 _LONGEST_STOP = 1000
@@ -73,12 +73,6 @@ class Strict(BaseModel):
     """Fields of these types and no others."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-
-
-class Loose(BaseModel):
-    """Fields that are not known mean nothing."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
 
 class RequestBody(BaseModel):

@@ -14,19 +14,19 @@ from cpplm.generate.valid_cpp import CppContext, cpp_context
 Schema = dict[str, Any] | bool
 
 
-class _Loose(BaseModel):
+class Loose(BaseModel):
     """Fields that are not known mean nothing."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
 
-class NamedSchema(_Loose):
+class NamedSchema(Loose):
     """A schema as OpenAI has it: answers keep to it, whatever `strict` says."""
 
     schema_: Schema = Field(alias="schema")
 
 
-class ResponseFormat(_Loose):
+class ResponseFormat(Loose):
     """Any text, any JSON object, or JSON of a schema (in `schema`, llama.cpp's form, too)."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -53,13 +53,13 @@ class ResponseFormat(_Loose):
         return self
 
 
-class FunctionName(_Loose):
+class FunctionName(Loose):
     """Name of a function."""
 
     name: str
 
 
-class ToolChoice(_Loose):
+class ToolChoice(Loose):
     """The function that an answer calls."""
 
     type: Literal["function"]

@@ -15,7 +15,8 @@ from cpplm import __version__
 from cpplm.generate.settings import SamplingSettings
 from cpplm.serve.errors import response_docs
 from cpplm.serve.request_builder import RequestBuilder, off_event_loop
-from cpplm.serve.request_models import BasicSampling, Loose, RequestBody, TokenId
+from cpplm.serve.request_models import BasicSampling, RequestBody, TokenId
+from cpplm.serve.structured_output_params import Loose
 from cpplm.tokenizer.export import chat_template
 from cpplm.tokenizer.special_tokens import BOS, EOS, SPECIAL_TOKENS
 
