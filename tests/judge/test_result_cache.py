@@ -20,7 +20,7 @@ def test_verdicts_are_there_again(tmp_path: Path) -> None:
     store.add("a", PASS)
     store.add("b", WRONG)
     for reader in (store, VerdictCache(tmp_path / "new" / "folder")):
-        assert len(reader) == 2
+        assert len(reader._verdicts) == 2
         found = reader.get("b")
         assert found is not None
         assert found.cached
@@ -55,7 +55,7 @@ def test_lines_that_are_no_verdicts_are_passed_over(tmp_path: Path, line: bytes)
         file.write(line + b"\n")
     VerdictCache(tmp_path).add("b", PASS)
     store = VerdictCache(tmp_path)
-    assert (len(store), store.get("x")) == (2, None)
+    assert (len(store._verdicts), store.get("x")) == (2, None)
 
 
 def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:

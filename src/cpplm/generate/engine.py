@@ -121,16 +121,6 @@ class Engine:
             raise UserError(answer.failed)
         return list(answer.completions)
 
-    def stream(self, prompt: str, settings: SamplingSettings | None = None) -> Iterator[str]:
-        """One completion in pieces, each as soon as it is written; never half a character.
-
-        Raises:
-            UserError: the prompt leaves no room in the context; at once, not with the first piece.
-        """
-        scheduler = self.scheduler(SchedulerLimits(max_batch=1, prefix_cache_tokens=0))
-        scheduler.submit(self.request(prompt, settings=settings))
-        return _pieces(scheduler)
-
     def complete_many(
         self, requests: Iterable[GenerationRequest], limits: SchedulerLimits | None = None
     ) -> Iterator[RequestResult]:
@@ -165,9 +155,3 @@ class Engine:
                     samples = done.pop(event.request_id)
                     completions = tuple(samples[number] for number in range(len(samples)))
                     yield RequestResult(numbers.pop(event.request_id), completions)
-
-
-def _pieces(scheduler: Scheduler) -> Iterator[str]:
-    while not scheduler.idle:
-        for event in scheduler.step():
-            yield event.text

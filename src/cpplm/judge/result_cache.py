@@ -65,9 +65,6 @@ class VerdictCache:
             except OSError as error:
                 raise UserError(f"cannot keep verdicts in {folder}: {error.strerror}") from error
 
-    def __len__(self) -> int:
-        return len(self._verdicts)
-
     def _read(self, record: Any) -> None:
         try:
             key = record.pop("key")

@@ -77,11 +77,6 @@ class ToolBox:
         self._left = limits.tool_calls
         self._seconds = limits.tool_seconds
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The tools that there are."""
-        return tuple(self._tools)
-
     def fresh(self) -> ToolBox:
         """Return the same tools, of which none was called yet; takes no time."""
         box = ToolBox(None, self._limits)
