@@ -185,18 +185,14 @@ class CppReport:
     """The figures of a set of problems, and every sample behind them."""
 
     samples: tuple[SampleResult, ...]
-    num_problems: int
-    """Problems that could be judged here: all figures are of these."""
     num_samples: int
     """Samples per problem (the least, where they differ)."""
-    compile_rate: float
-    """Share of samples that compile and link."""
-    assertions_passed: float
-    """Share of a problem's assertions that hold, mean over samples, then over problems."""
-    pass_at: dict[int, float]
-    """pass@k for k = 1, 10, 100 as far as the samples reach; mean over problems."""
+    overall: dict[str, float]
+    """Of the problems that could be judged here: their number (`problems`), the share of samples that compile
+    and link (`compile_rate`), the share of a problem's assertions that hold, mean over samples, then over
+    problems (`assertions_passed`), and pass@k for k = 1, 10, 100 as far as the samples reach."""
     by_difficulty: dict[str, dict[str, float]]
-    """For each difficulty: problems, compile_rate, assertions_passed, pass@1."""
+    """The same for each difficulty, of pass@k pass@1 alone."""
     outcomes: dict[str, int]
     """Samples by outcome."""
     not_judged: dict[str, str]
@@ -207,11 +203,9 @@ class CppReport:
     def figures(self) -> dict[str, Any]:
         """Everything but the samples, for `--json` and the run log."""
         return {
-            "problems": self.num_problems,
+            "problems": self.overall["problems"],
             "samples_per_problem": self.num_samples,
-            "compile_rate": self.compile_rate,
-            "assertions_passed": self.assertions_passed,
-            **{f"pass@{k}": value for k, value in self.pass_at.items()},
+            **self.overall,
             "by_difficulty": self.by_difficulty,
             "outcomes": self.outcomes,
             "not_judged": self.not_judged,
@@ -225,17 +219,12 @@ class CppReport:
     def table(self) -> str:
         """The figures as text."""
         rows = [f"{'difficulty':<12}{'problems':>9}{'compile':>10}{'asserts':>10}{'pass@1':>10}"]
-        everything = {
-            "problems": self.num_problems,
-            "compile_rate": self.compile_rate,
-            "assertions_passed": self.assertions_passed,
-            "pass@1": self.pass_at[1],
-        }
         parts = list(self.by_difficulty.items()) if len(self.by_difficulty) > 1 else []
-        for name, row in [*parts, ("all", everything)]:
+        for name, row in [*parts, ("all", self.overall)]:
             shares = (row["compile_rate"], row["assertions_passed"], row["pass@1"])
             rows.append(f"{name:<12}{row['problems']:>9.0f}" + "".join(f"{share:>10.1%}" for share in shares))
-        rows += [f"pass@{k}: {value:.1%}" for k, value in self.pass_at.items() if k > 1]
+        larger = (name for name in self.overall if name.startswith("pass@") and name != "pass@1")
+        rows += [f"{name}: {self.overall[name]:.1%}" for name in larger]
         rows.append("outcomes: " + ", ".join(f"{count} {name}" for name, count in self.outcomes.items()))
         for reason in dict.fromkeys(self.not_judged.values()):
             names = ", ".join(name for name, why in self.not_judged.items() if why == reason)
@@ -265,11 +254,8 @@ def summarize(samples: Iterable[SampleResult], sandbox: str) -> CppReport:
     overall = _means(groups.values(), [k for k in (1, 10, 100) if k <= least])
     return CppReport(
         samples=everything,
-        num_problems=len(groups),
         num_samples=least,
-        compile_rate=overall["compile_rate"],
-        assertions_passed=overall["assertions_passed"],
-        pass_at={k: overall[f"pass@{k}"] for k in (1, 10, 100) if k <= least},
+        overall=overall | {"problems": len(groups)},
         by_difficulty={difficulty: _means(part, [1]) for difficulty, part in parts.items()},
         outcomes=dict(Counter(sample.outcome for sample in everything).most_common()),
         not_judged=not_judged,
