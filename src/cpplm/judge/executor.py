@@ -188,18 +188,16 @@ class Judge:
         own = [group for group in headers if set(group) <= set(job.headers)]
         folder = headers[max(own, key=len)].result() if own else None
         try:
-            verdict, certain = self._compile_and_run(counted, job.link, folder)
+            verdict = self._compile_and_run(counted, job.link, folder)
         except SandboxError as error:
             return Verdict("sandbox error", str(error), 0.0, len(counted.assertions), 0, certain=False)
-        if not certain:
-            return replace(verdict, certain=False)
-        self._store.add(key, verdict)
+        if verdict.certain:
+            self._store.add(key, verdict)
         return verdict
 
     def _compile_and_run(
         self, counted: InstrumentedProgram, link: Sequence[str], folder: Path | None
-    ) -> tuple[Verdict, bool]:
-        """The verdict, and whether another machine would come to the same."""
+    ) -> Verdict:
         count = len(counted.assertions)
         source = counted.source.encode("utf-8", errors="replace")
         compiled = self.sandbox.run(
@@ -214,8 +212,8 @@ class Judge:
             by_itself = compiled.reason == "exit"
             message = ("" if by_itself else f"{compiled.reason}: ") + compiled.message()[:MESSAGE_CHARACTERS]
             outcome: Outcome = "compile error" if by_itself else "compile limit"
-            failed = Verdict(outcome, message, compiled.cpu_seconds, count, 0)
-            return failed, _is_reproducible(compiled, COMPILE_LIMITS)
+            certain = _is_reproducible(compiled, COMPILE_LIMITS)
+            return Verdict(outcome, message, compiled.cpu_seconds, count, 0, certain=certain)
         words = counted.make_report_tokens()
         stdin = b"".join(words)
         limits = replace(self._limits, output_bytes=self._limits.output_bytes + len(stdin))
@@ -223,8 +221,8 @@ class Judge:
         reported = parse_report(ran.stdout, words)
         cpu_seconds = compiled.cpu_seconds + ran.cpu_seconds
         message = _run_message(ran, counted, reported)
-        verdict = Verdict(_outcome(ran, reported), message, cpu_seconds, count, reported.passed)
-        return verdict, _is_reproducible(ran, limits)
+        certain = _is_reproducible(ran, limits)
+        return Verdict(_outcome(ran, reported), message, cpu_seconds, count, reported.passed, certain=certain)
 
 
 def _instrument(program: Program) -> InstrumentedProgram:
