@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from cpplm.sandbox.backends import NOBODY, UNSAFE
+from cpplm.sandbox.backends import UNSAFE
 from cpplm.sandbox.limits import MIB, ResourceLimits
+from cpplm.sandbox.request import NOBODY
 from cpplm.sandbox.sandbox import Sandbox
 from tests.sandbox.conftest import ATTACKS_SOURCE, Attack, assert_removed
 

@@ -10,12 +10,9 @@ from typing import Literal
 
 from cpplm.sandbox import seccomp
 from cpplm.sandbox.limits import MIB, ResourceLimits
-from cpplm.sandbox.request import LaunchRequest
+from cpplm.sandbox.request import NOBODY, LaunchRequest
 
 Mode = Literal["namespaces", "bubblewrap", "landlock", "unsafe"]
-
-NOBODY = 65534
-"""The user as which programs run when the harness is root, and whom they see themselves as in namespaces."""
 
 _TOOLCHAIN = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store",
@@ -101,7 +98,6 @@ def make_request(
     work = "/work" if mode in {"namespaces", "bubblewrap"} else folder
     message = LaunchRequest(
         mode=mode,
-        uid=NOBODY,
         files=files,
         folders=folders,
         fetch=fetch,
@@ -123,9 +119,7 @@ def make_request(
         scratch_bytes=limits.scratch_bytes,
         folder_bytes=limits.scratch_bytes + input_bytes + 4096 * len(files),
         filter=seccomp.assemble(shared_host=mode == "landlock"),
-        own_pid_mark=seccomp.OWN_PID,
         pivot_root=seccomp.pivot_root_number(),
-        canary="/etc/passwd",
     )
     if mode == "bubblewrap":
         message.argv = _bubblewrap(message)

@@ -16,7 +16,7 @@ import os
 import stat
 import struct
 
-from cpplm.sandbox.request import LaunchRequest
+from cpplm.sandbox.request import CANARY, NOBODY, OWN_PID, LaunchRequest
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -57,8 +57,8 @@ def die_with_parent() -> None:
     process_control(PR_SET_PDEATHSIG, SIGKILL)
 
 
-def drop_user(uid: int) -> None:
-    """Become `uid` for good when started as root.
+def drop_user() -> None:
+    """Become nobody for good when started as root.
 
     In a container whose only user is its root (that is somebody else outside) there is nobody to become;
     `drop_capabilities` then makes root a plain user.
@@ -66,9 +66,9 @@ def drop_user(uid: int) -> None:
     if os.geteuid() != 0:
         return
     try:
-        os.setresgid(uid, uid, uid)
+        os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setgroups([])
-        os.setresuid(uid, uid, uid)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
@@ -78,15 +78,15 @@ def drop_user(uid: int) -> None:
 # ---- namespaces ------------------------------------------------------------------------------------------
 
 
-def enter_namespaces(inside_uid: int) -> None:
+def enter_namespaces() -> None:
     """New user, mount, process, network, IPC, host-name and cgroup namespaces for what is forked next."""
     uid, gid = os.geteuid(), os.getegid()
     kinds = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID
     check_errno(libc.unshare(kinds | CLONE_NEWNET), "unshare")
     for name, text in (
         ("setgroups", "deny"),
-        ("uid_map", f"{inside_uid} {uid} 1"),
-        ("gid_map", f"{inside_uid} {gid} 1"),
+        ("uid_map", f"{NOBODY} {uid} 1"),
+        ("gid_map", f"{NOBODY} {gid} 1"),
     ):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
@@ -208,26 +208,26 @@ def landlock(request: LaunchRequest, work: str) -> None:
 # ---- the filter and the proof ------------------------------------------------------------------------------
 
 
-def install_filter(program: bytes, own_pid_mark: int) -> None:
+def install_filter(program: bytes) -> None:
     """Load the seccomp filter with this process's id in place of the mark."""
-    program = program.replace(struct.pack("I", own_pid_mark), struct.pack("I", os.getpid()))
+    program = program.replace(struct.pack("I", OWN_PID), struct.pack("I", os.getpid()))
     buffer = ctypes.create_string_buffer(program)
     header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))
     process_control(PR_SET_SECCOMP, 2, ctypes.create_string_buffer(header))
 
 
-def verify_isolation(canary: str) -> None:
+def verify_isolation() -> None:
     """Refuse to go on unless reading the harness's file and opening sockets fail from here.
 
     Raises:
         PermissionError: one of them worked.
     """
     try:
-        os.close(os.open(canary, os.O_RDONLY))
+        os.close(os.open(CANARY, os.O_RDONLY))
     except OSError:
         pass  # as it must be
     else:
-        raise PermissionError(f"a file outside the sandbox can be read ({canary})")
+        raise PermissionError(f"a file outside the sandbox can be read ({CANARY})")
     for family in (1, 2, 10):  # unix, IPv4, IPv6
         descriptor = libc.socket(family, 1, 0)
         if descriptor >= 0:

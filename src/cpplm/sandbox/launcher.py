@@ -102,8 +102,8 @@ def exec_child(request: LaunchRequest, errors: int) -> None:
             isolation.landlock(request, os.getcwd())
         if request.mode in {"landlock", "namespaces"}:
             isolation.drop_capabilities()
-            isolation.install_filter(request.filter, request.own_pid_mark)
-            isolation.verify_isolation(request.canary)
+            isolation.install_filter(request.filter)
+            isolation.verify_isolation()
         elif request.mode == "bubblewrap":
             os.write(filter_descriptor, request.filter)
             os.lseek(filter_descriptor, 0, os.SEEK_SET)
@@ -329,10 +329,10 @@ def main() -> None:
         request = LaunchRequest(**marshal.loads(sys.stdin.buffer.read()))  # noqa: S302  (written by our parent)
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the program may share our user
         os.umask(0o022)
-        isolation.drop_user(request.uid)
+        isolation.drop_user()
         isolation.die_with_parent()
         if request.mode == "namespaces":
-            isolation.enter_namespaces(request.uid)
+            isolation.enter_namespaces()
             holder = os.fork()
             if holder:
                 os.close(status_pipe)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+NOBODY = 65534
+"""The user as which programs run when the harness is root, and whom they see themselves as in namespaces."""
+OWN_PID = 0x7EC0DE42
+"""Stands in the filter for the process id of the program; the launcher puts the real one in its place."""
+CANARY = "/etc/passwd"
+"""A file of the host that must not be readable inside."""
+
 
 class LaunchRequest:
     """One run; sent as the dictionary of its attributes, all of plain types."""
 
     mode: str
     """namespaces, bubblewrap, landlock or unsafe."""
-    uid: int
-    """Whom root becomes, and whom the program sees itself as inside namespaces."""
     files: dict[str, bytes]
     folders: dict[str, str]
     """Names in the working folder of host folders that can be read."""
@@ -36,12 +41,8 @@ class LaunchRequest:
     """Bytes that the working folder may hold, input files included."""
     filter: bytes
     """The seccomp filter."""
-    own_pid_mark: int
-    """The number in the filter that stands for the program's process id."""
     pivot_root: int
     """The number of that system call."""
-    canary: str
-    """A file of the host that must not be readable inside."""
 
     def __init__(self, **values: object) -> None:
         self.__dict__.update(values)

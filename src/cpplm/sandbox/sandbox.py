@@ -27,8 +27,9 @@ from pathlib import Path
 from cpplm.core.errors import UserError
 from cpplm.core.progress import log_info
 from cpplm.sandbox import seccomp
-from cpplm.sandbox.backends import BACKENDS, NOBODY, UNSAFE, Mode, SandboxBackend, make_request
+from cpplm.sandbox.backends import BACKENDS, UNSAFE, Mode, SandboxBackend, make_request
 from cpplm.sandbox.limits import MIB, Reason, ResourceLimits, RunResult
+from cpplm.sandbox.request import NOBODY
 
 _START = "import sys; sys.path.append(sys.argv[2]); from cpplm.sandbox.launcher import main; main()"
 _PACKAGE_ROOT = str(Path(__file__).parents[2])

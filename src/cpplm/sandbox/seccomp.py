@@ -17,9 +17,7 @@ import platform
 import struct
 
 from cpplm.core.errors import UserError
-
-OWN_PID = 0x7EC0DE42
-"""Stands in the filter for the process id of the program; the launcher puts the real one in its place."""
+from cpplm.sandbox.request import OWN_PID
 
 _LOAD, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000

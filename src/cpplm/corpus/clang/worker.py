@@ -295,7 +295,7 @@ def _build_walls(readable: list[str]) -> str:
     except OSError:
         pass  # an older kernel, or one without Landlock: `names` says which walls stand
     if seccomp.supported():
-        isolation.install_filter(seccomp.assemble(shared_host=True), seccomp.OWN_PID)
+        isolation.install_filter(seccomp.assemble(shared_host=True))
         names.append("seccomp")
     return ", ".join(names)
 
