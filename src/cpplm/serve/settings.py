@@ -15,6 +15,7 @@ from cpplm.generate.settings import (
     DraftSettings,
     ModelSource,
     ProjectSettings,
+    SamplingSettings,
     SchedulerLimits,
     ToolLimits,
     require_at_least,
@@ -148,11 +149,8 @@ class RequestSettings:
     """Seconds that running requests have when the server is told to stop."""
 
     def __post_init__(self) -> None:
-        require_at_least(self, default_new_tokens=1, max_new_tokens=0, max_choices=1, top_k=0)
-        if not 0 <= self.temperature < math.inf:
-            raise UserError(f"--temperature {self.temperature}", fix="Use 0 (greedy) or a positive number.")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"--top_p {self.top_p}", fix="Use a share above 0, 1 for all tokens.")
+        require_at_least(self, default_new_tokens=1, max_new_tokens=0, max_choices=1)
+        SamplingSettings(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)  # checks these
         for name in ("request_timeout", "first_token_timeout"):
             _refuse_no_time(name, getattr(self, name))
         if not 0 <= self.grace < math.inf:
