@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
-from cpplm.judge.headers import (
-    common_headers,
-    find_missing_headers,
-    included_headers,
-    leading_headers,
-    link_flags,
-)
+from cpplm.judge.headers import find_missing_headers, included_headers, leading_headers, link_flags
 from cpplm.sandbox.sandbox import Sandbox
 
 TEXT = """// #include <not/this>
@@ -68,9 +60,3 @@ def test_missing_headers_are_named_with_their_package() -> None:
         "boost/no": "needs libboost-dev (<boost/no>)",
     }
     assert find_missing_headers([], sandbox) == {}
-
-
-def test_groups_that_are_common_enough() -> None:
-    groups = Counter([("a",), ("a", "b"), (), ("a",), (), (), ("a", "b"), ("a",), ("c",)])
-    assert common_headers(groups, 2) == [("a",), ("a", "b")]
-    assert common_headers(groups, 3) == [("a",)]

@@ -26,13 +26,7 @@ from cpplm.core.progress import progress_bar
 from cpplm.core.storage import sha256
 from cpplm.core.workers import available_cores
 from cpplm.judge.assertions import AssertionReport, InstrumentedProgram, instrument_assertions, parse_report
-from cpplm.judge.headers import (
-    common_headers,
-    find_missing_headers,
-    included_headers,
-    leading_headers,
-    link_flags,
-)
+from cpplm.judge.headers import find_missing_headers, included_headers, leading_headers, link_flags
 from cpplm.judge.result_cache import Verdict, VerdictCache
 from cpplm.judge.scoring import Outcome, find_forbidden
 from cpplm.sandbox import precompiled
@@ -164,7 +158,8 @@ class Judge:
                 self._header_counts.update(job.headers for job in jobs.values())
             headers = {
                 group: pool.submit(self._precompile, group)
-                for group in common_headers(self._header_counts, MIN_PROGRAMS_TO_PRECOMPILE)
+                for group, count in self._header_counts.most_common()
+                if group and count >= MIN_PROGRAMS_TO_PRECOMPILE
             }  # before the programs, which wait for them
             futures = {pool.submit(self._verdict, key, job, headers): job for key, job in jobs.items()}
             for future in as_completed(futures):

@@ -7,7 +7,6 @@ a program which lacks an include goes on failing to compile.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -61,8 +60,3 @@ def find_missing_headers(headers: Iterable[str], sandbox: Sandbox) -> dict[str, 
 def _package(header: str) -> str:
     package = LIBRARIES.get(header.split("/", maxsplit=1)[0], ("", ()))[0]
     return f"{package} " if package else "the header "
-
-
-def common_headers(counts: Counter[tuple[str, ...]], least: int) -> list[tuple[str, ...]]:
-    """The groups of headers that at least so many programs have, the most frequent first."""
-    return [group for group, count in counts.most_common() if group and count >= least]
