@@ -114,9 +114,7 @@ class CodeModel(Protocol):
         suffix = request.suffix if self.supports_fim else None
 
         def attempt(room: int) -> tuple[CodePrompt, int]:
-            front, *near = truncate_with_context(
-                request.prefix, suffix or "", room, self.token_ends, source
-            )
+            front, *near = truncate_with_context(request.prefix, suffix or "", room, self.token_ends, source)
             before, behind = (part.decode(errors="ignore") for part in near)
             cut = CodePrompt("".join(front) + before, request.suffix if suffix is None else behind)
             return cut, self.num_prompt_tokens(cut)
