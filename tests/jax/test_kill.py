@@ -21,11 +21,11 @@ STEPS = 24
 SLOW_SAVES = """
 import time
 import cpplm.train.checkpoint.save as saving
-write = saving._write
+write = saving.write_pieces
 def slow(*arguments):
     time.sleep(0.2)
     return write(*arguments)
-saving._write = slow
+saving.write_pieces = slow
 from cpplm.cli.main import main
 main()
 """
