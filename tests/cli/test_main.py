@@ -196,7 +196,7 @@ def test_closed_stdout_is_no_failure() -> None:
 
 def test_a_missing_extra_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [
-        name for name in sys.modules if name == "cpplm.cli.tpu_step" or name.startswith("cpplm.jax")
+        name for name in sys.modules if name == "cpplm.cli.tpu_train_step" or name.startswith("cpplm.jax")
     ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "jax", None)

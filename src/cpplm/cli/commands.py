@@ -274,13 +274,13 @@ COMMANDS: dict[str, Command] = {
         "jax.check_settings:CheckSettings",
         "compile the training step for TPUs that are not here: does it fit?",
         "tpu check v5e-8 --depth 16",
-        function="cli.tpu_step:check",
+        function="cli.tpu_train_step:check",
     ),
     "tpu bench": Command(
         "jax.check_settings:BenchSettings",
         "tokens per second of the training step on the devices here",
         "tpu bench --depth 12 --max_seq_len 2048",
-        function="cli.tpu_step:bench",
+        function="cli.tpu_train_step:bench",
     ),
     "tpu types": Command(
         "cloud.settings:TypesSettings",

@@ -138,7 +138,10 @@ class KernelTable(Generic[RequestT]):
         )
 
     def describe(self, request: RequestT) -> str:
-        """What "auto" means for a request, in one line: `auto -> X; also works: ...; not here: ...`."""
+        """The backend of "auto" for a request, and why not the others, in one line.
+
+        Such as `auto -> X; also works: ...; not here: ...`.
+        """
         reasons = {name: backend.why_not(request) for name, backend in self.backends.items()}
         chosen = next((name for name in self.preference(request) if not reasons[name]), "none")
         able = [name for name, reason in reasons.items() if not reason and name != chosen]

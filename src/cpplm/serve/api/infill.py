@@ -285,8 +285,8 @@ def _selected_fields(body: bytes, paths: Sequence[str]) -> dict[str, Any]:
     response = json.loads(body)
     for path in paths:
         value = response
-        for name in path.split("/"):
-            value = value.get(name) if isinstance(value, dict) else None
-        if value is not None:
+        with contextlib.suppress(KeyError, TypeError):  # there is no such field
+            for name in path.split("/"):
+                value = value[name]
             selected[path] = value
     return selected

@@ -1,4 +1,4 @@
-"""`cpplm tpu [check|bench]`: the training step."""
+"""`cpplm tpu [check|bench]`: the training step on TPUs; the one part of `cpplm tpu` that needs JAX."""
 
 from __future__ import annotations
 
