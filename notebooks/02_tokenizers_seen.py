@@ -116,9 +116,10 @@ for size in sizes[::2]:
 # %%
 import matplotlib.pyplot as plt
 
-from cpplm.tokenizer.benchmark import benchmark_tokenizer, validation_texts
+from cpplm.core.shards import ShardReader
+from cpplm.tokenizer.benchmark import benchmark_tokenizer
 
-texts = validation_texts(text)
+texts = [(project, document.encode()) for project, document in ShardReader(text).texts("val")]
 density = {
     each.vocab_size: benchmark_tokenizer(each, texts, threads=1).bytes_per_token for each in trained.values()
 }
