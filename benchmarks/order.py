@@ -179,7 +179,7 @@ def _count(found: Sequence[Declaration], name: str) -> Order:
                     calls[place].add(target)
             elif found[target].is_type and not _declares_ahead(declaration, found[target]):
                 names[place].add(target)
-                if cursor.kind in _BY_VALUE or referenced.kind not in _TYPES:
+                if _kind(cursor) in _BY_VALUE or referenced.kind not in _TYPES:
                     uses[place].add(target)
     order = Order(_share(calls), _share(uses), _share(names))
     for sort, edges in (("call", calls), ("use", uses)):
@@ -189,9 +189,17 @@ def _count(found: Sequence[Declaration], name: str) -> Order:
     return order
 
 
+def _kind(cursor: cindex.Cursor) -> cindex.CursorKind | None:
+    """None where the library of clang knows a kind that its Python bindings do not."""
+    try:
+        return cursor.kind
+    except ValueError:
+        return None
+
+
 def _type_by_value(cursor: cindex.Cursor) -> cindex.Cursor | None:
     """The type of a variable or member that is no pointer, or such an array."""
-    if cursor.kind not in (_KINDS.FIELD_DECL, _KINDS.VAR_DECL) or not cursor.is_definition():
+    if _kind(cursor) not in (_KINDS.FIELD_DECL, _KINDS.VAR_DECL) or not cursor.is_definition():
         return None
     type_ = cursor.type.get_canonical()
     while type_.kind == cindex.TypeKind.CONSTANTARRAY:

@@ -17,6 +17,7 @@ _FOREIGN = re.compile(
 FEWEST_HEADERS = 4
 # Of the includes of headers below a folder: those that the project has, if it is what installs them.
 _INSTALLED_SHARE = 0.75
+_FIRST_WORD = re.compile(r"[A-Z]++[a-z0-9]++(?=[A-Z])")  # `Osi` of `OsiSolverInterface.hpp`
 
 
 class IncludeIndex:
@@ -108,9 +109,9 @@ def library_includes(
 ) -> frozenset[str]:
     """The arguments of includes that nothing in a project answers and that are a library's, not a build's.
 
-    Such are many in quotes with one prefix (`"apr_pools.h"`), and those below a folder that the project has
-    too, where it has fewer of those that it includes than it lacks, or where they are named like the folder
-    (`<gtk/gtk.h>`) and it includes none of its own in brackets.
+    Such are many in quotes with one prefix (`"apr_pools.h"`); many with one first word (`"OsiCuts.hpp"`), or
+    below a folder that the project has too, where it has fewer of those that it includes than it lacks; and
+    those named like their folder (`<gtk/gtk.h>`) where it includes none of its own in brackets.
 
     Args:
         includes: the arguments of includes (`"a.h"`, `<b/c.h>`), by the file that they stand in.
@@ -121,13 +122,16 @@ def library_includes(
     for name, arguments in includes.items():
         for argument in arguments:
             folder, _, base = argument[1:].rpartition("/")
-            prefix = folder.split("/")[0] + "/" if folder else re.split(r"[_.]", base)[0]
+            word = _FIRST_WORD.match(base)
+            prefix = re.split(r"[_.]", base)[0] if word is None else f"{word.group()}*"
+            prefix = folder.split("/")[0] + "/" if folder else prefix
             if not folder.startswith(".") and (folder or argument[:1] == '"'):
                 (answered if resolve(name, argument) else lacking)[prefix].add(argument)
     many = (
         arguments
         for prefix, arguments in lacking.items()
-        if len(arguments) >= FEWEST_HEADERS and (prefix[-1:] != "/" or len(arguments) > len(answered[prefix]))
+        if len(arguments) >= FEWEST_HEADERS
+        and (prefix[-1:] not in "/*" or len(arguments) > len(answered[prefix]))
     )
     named = (
         {each for each in arguments if each[:1] == "<" and each.rpartition("/")[2].startswith(prefix[:-1])}

@@ -251,6 +251,17 @@ def test_headers_of_a_library_are_included_though_they_stand_in_quotes(tmp_path)
     assert "lib_config.h" not in text
 
 
+def test_headers_that_begin_with_a_word_of_a_library_are_included(tmp_path):
+    includes = "".join(f'#include "Osi{name}.hpp"\n' for name in ("Cuts", "Object", "Row", "Solver"))
+    files = {
+        "CbcCut.hpp": '#include "CbcConfig.h"\nstruct CbcCut { int n; };\n',
+        "use.cpp": f'{includes}#include "CbcCut.hpp"\nint use(OsiRow* row) {{ return sizeof(CbcCut); }}\n',
+    }
+    text = one_document(tmp_path, files, of="use.cpp").text
+    assert includes in text
+    assert "CbcConfig.h" not in text
+
+
 def test_headers_of_a_library_whose_folder_the_project_has_too_are_included(tmp_path):
     headers = [f"tls/{name}.h" for name in ("pool", "ring", "file", "time")]
     files = {

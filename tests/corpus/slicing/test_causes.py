@@ -219,6 +219,14 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "#if COMPILER_IS_CLANG || COMPILER_IS_GNU\ntypedef int number;\n#else\n#error which?\n#endif\n",
         "use.cc": '#include "config.h"\nnumber use() { return 1; }\n',
     },
+    "what a build looks for under names of its own": {
+        "CMakeLists.txt": "CHECK_INCLUDE_FILES(emmintrin.h HAVE_SSE2_HEADER)\n"
+        "check_function_exists(strdup CAN_COPY)\ncheck_symbol_exists(no_such_name string.h CAN_NOT)\n",
+        "config.h.in": "#cmakedefine HAVE_SSE2_HEADER\n#cmakedefine CAN_COPY\n#cmakedefine CAN_NOT\n",
+        "use.cc": '#include "config.h"\n#ifdef HAVE_SSE2_HEADER\n#include <emmintrin.h>\n#endif\n'
+        "#if !defined(CAN_COPY) || defined(CAN_NOT)\n  Error which?\n#endif\n"
+        "int use(__m128i a) { return sizeof a; }\n",
+    },
     "a header that the build has written, beside its template": {
         "configure.ac": "AC_CONFIG_HEADERS([config.h])\n",
         "config.h.in": "#undef LEVEL\n",

@@ -325,6 +325,19 @@ def test_virtual_functions_of_another_project_stay_in_what_is_derived_from_it(tm
     assert "other_7" not in text
 
 
+def test_members_of_what_a_base_of_another_project_is_given_stay(tmp_path):
+    others = "".join(f"  int other_{number}(int n);\n" for number in range(99))
+    files = {
+        "list.h": "#include <facade.h>\nclass List : public std::enable_shared_from_this<List> {\npublic:\n"
+        f"  int size();\n{others}"
+        "  class Step : public lib::facade<Step, int> {\n    int get() const;\n  };\n};\n",
+        "use.cc": '#include "list.h"\nint use(List& list) { return list.size(); }\n',
+    }
+    text = one_document(tmp_path, files, of="use.cc", budget=600).text
+    assert "int get() const;" in text
+    assert "other_7" not in text
+
+
 @pytest.mark.parametrize(("indent", "is_read"), [("", True), ("  ", False)])
 def test_a_header_that_a_branch_of_a_script_includes_first_is_not_read(tmp_path, indent, is_read):
     files = {

@@ -1,61 +1,110 @@
-"""Own function definitions that stand beside each other, callees before callers.
+"""Own function definitions, callees before callers.
 
-Only functions change places, within a run of functions of one file and one scope, so what each of them needs
-besides functions stands before it as before. Functions of one name keep their order, and all of them count as
-called where the name is; those that call each other in a circle keep the source's order, since a call of a
-later one has a declaration before it, and one of an earlier one need not.
+A caller moves down behind what it calls, past declarations and whole scopes and `#if` groups, within its file
+and its own scope. What is no function keeps its place among its like, so what a function needs besides
+functions stands before it as before. It does not move past what names it, or what declares or defines a name
+that it mentions. Functions of one name keep their order, and all of them count as called where the name is;
+what leads back to itself keeps the source's order, since a call of a later function has a declaration before
+it, and one of an earlier one need not.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
 
 from cpplm.corpus.slicing.expansion import Expansion, Place
-from cpplm.cpp.items import ItemKind
+from cpplm.cpp.items import Item, ItemKind
+
+# What changes the meaning of the text behind it in ways that its names do not tell.
+_BARRIERS = frozenset({ItemKind.INCLUDE, ItemKind.PRAGMA, ItemKind.USING, ItemKind.CALL, ItemKind.REGION})
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Items that stay together: one, or what stands in scopes and `#if` groups side by side."""
+
+    places: Sequence[Place]
+    items: Sequence[Item]
+    moves: bool  # a function
+
+    @property
+    def is_barrier(self) -> bool:
+        return any(item.kind in _BARRIERS for item in self.items)
 
 
 def callees_first(order: Sequence[Place], own: Set[Place], expansion: Expansion) -> list[Place]:
-    """The places with runs of own function definitions sorted."""
+    """The places with the own functions of each file sorted."""
     result: list[Place] = []
-    run: list[Place] = []
-    for place in order:
-        item = expansion.item(place)
-        movable = place in own and item.kind == ItemKind.FUNCTION and bool(item.function_name)
-        if (
-            movable
-            and run
-            and (run[-1][0], run[-1][1] + 1, expansion.item(run[-1]).stack) == (*place, item.stack)
-        ):
-            run.append(place)
-            continue
-        result += _sorted(run, expansion)
-        run = [place] if movable else []
-        if not movable:
-            result.append(place)
-    return result + _sorted(run, expansion)
+    for _, group in itertools.groupby(order, lambda place: place[0]):
+        result += _arranged(list(group), 0, own, expansion)
+    return result
 
 
-def _sorted(run: list[Place], expansion: Expansion) -> list[Place]:
-    if len(run) < 2:
-        return run
-    items = [expansion.item(place) for place in run]
-    by_name: dict[bytes, list[int]] = {}
-    for number, item in enumerate(items):
-        by_name.setdefault(item.function_name, []).append(number)
-    calls = [
-        sorted(
-            {
-                other
-                for name in (item.mentions | item.accesses) & by_name.keys()
-                for other in by_name[name]
-                if name != item.function_name
-                and (name != item.qualifier or name + b"(" in item.text)  # a constructor, not the class
-            }
-            | {other for other in by_name[item.function_name] if other < number}
-        )
-        for number, item in enumerate(items)
-    ]
-    return [run[number] for circle in components(calls) for number in sorted(circle)]
+def _arranged(places: Sequence[Place], depth: int, own: Set[Place], expansion: Expansion) -> Iterator[Place]:
+    """Places whose first `depth` frames are the same, sorted; those in deeper ones among themselves."""
+    if not any(expansion.item(place).kind == ItemKind.FUNCTION for place in places):
+        yield from places
+        return
+    blocks: list[_Block] = []
+    for is_deeper, group in itertools.groupby(places, lambda place: len(expansion.item(place).stack) > depth):
+        inside = list(group)
+        if is_deeper:
+            scopes = itertools.groupby(inside, lambda place: expansion.item(place).stack[depth])
+            inside = [p for _, scope in scopes for p in _arranged(list(scope), depth + 1, own, expansion)]
+        for part in [inside] if is_deeper else [[place] for place in inside]:
+            items = [expansion.item(place) for place in part]
+            moves = not is_deeper and items[0].kind == ItemKind.FUNCTION and items[0].function_name != b""
+            blocks.append(_Block(part, items, moves and part[0] in own))
+    for is_barrier, run in itertools.groupby(blocks, lambda block: block.is_barrier):
+        found = list(run)
+        for number in range(len(found)) if is_barrier else _sorted(found):
+            yield from found[number].places
+
+
+def _sorted(blocks: Sequence[_Block]) -> Iterator[int]:
+    functions: dict[bytes, list[int]] = {}
+    for number, block in enumerate(blocks):
+        for name in {item.function_name for item in block.items} - {b""}:
+            functions.setdefault(name, []).append(number)
+    before: list[list[int]] = []  # of each block, those that stand before it
+    mentioned: dict[bytes, list[int]] = {}  # by name, the functions so far that mention it
+    fixed: list[int] = []  # the last block that does not move
+    for number, block in enumerate(blocks):
+        needed = set(fixed)
+        for item in block.items:
+            names = item.mentions | item.accesses
+            called = (other for name in names & functions.keys() for other in functions[name])
+            if block.moves:
+                needed |= _called(item, names, functions)
+                needed.update(other for other in functions[item.function_name] if other < number)
+                for name in names:
+                    mentioned.setdefault(name, []).append(number)
+            else:
+                declared = names if item.kind == ItemKind.MACRO else _hiding_names(item)
+                needed.update(other for other in called if other < number)
+                needed.update(other for name in declared for other in mentioned.get(name, ()))
+        before.append(sorted(needed))
+        if not block.moves:
+            fixed = [number]
+    for circle in components(before):
+        yield from sorted(circle)
+
+
+def _hiding_names(item: Item) -> Sequence[bytes]:
+    """The names that mean something else behind an item; a variable or function is known before its use."""
+    return item.names if item.kind in (ItemKind.TYPE, ItemKind.ALIAS) else ()
+
+
+def _called(item: Item, names: Set[bytes], functions: dict[bytes, list[int]]) -> set[int]:
+    return {
+        other
+        for name in names & functions.keys()
+        for other in functions[name]
+        if name != item.function_name
+        and (name != item.qualifier or name + b"(" in item.text)  # a constructor, not the class
+    }
 
 
 def components(edges: Sequence[Sequence[int]]) -> list[list[int]]:

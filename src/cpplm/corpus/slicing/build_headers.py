@@ -37,6 +37,10 @@ _SIZES, _ARGUMENT_TYPES = (
 )
 # `option(NAME "help" ON)`
 _OPTION = re.compile(rb'(?mi)^[ \t]*option[ \t]*\(\s*(\w+)\s+"[^"]*"\s+(?:ON|TRUE|YES|1)\s*\)')
+# `check_include_files(x86intrin.h NAME)`, `check_function_exists(strlcpy NAME)`
+_CMAKE_CHECK = re.compile(
+    rb"(?i)\bcheck_(?:include_files?|function_exists|symbol_exists)(?:_cxx)?\s*\(\s*([\w./]+)\s+(?:[\w./]+\s+)?(\w+)\s*\)"
+)
 # `set(NAME 8)`, no truth value
 _SET = re.compile(rb'(?mi)^[ \t]*set[ \t]*\(\s*(\w+)\s+"?([2-9]|[1-9]\d+)"?\s*\)')
 # As on most machines: the order of bytes, the compiler, and types of ISO C and POSIX.
@@ -232,6 +236,8 @@ def build_defaults(roots: Iterable[Path]) -> BuildDefaults:
                 if _GENERATED_SCRIPT.search(data):
                     continue
                 values |= dict.fromkeys(_OPTION.findall(data), b"1") | dict(_SET.findall(data))
+                checks = (macro for checked, macro in _CMAKE_CHECK.findall(data) if _is_of_system(checked))
+                values |= dict.fromkeys(checks, b"1")
                 macros = dict(_defined_macros(data)) | macros
                 if path.name in AUTOCONF_SCRIPTS:
                     data = COMMENT.sub(b"", data)
@@ -256,6 +262,10 @@ def build_defaults(roots: Iterable[Path]) -> BuildDefaults:
     return BuildDefaults(
         values, tuple(templates), macros, tuple(forced), written - PUBLIC_HEADERS, on_command_line
     )
+
+
+def _is_of_system(name: bytes) -> bool:
+    return name in SYSTEM_NAMES or name.decode("utf-8", "replace") in SYSTEM_HEADERS
 
 
 def _defined_macros(data: bytes) -> Iterator[tuple[bytes, bytes]]:

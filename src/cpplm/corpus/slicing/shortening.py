@@ -7,7 +7,6 @@ is shortened mentions less, so less has to stand before it.
 from __future__ import annotations
 
 import functools
-import itertools
 import re
 from collections.abc import Set
 from dataclasses import dataclass, field, replace
@@ -53,6 +52,10 @@ class Detail(IntEnum):
 _TEMPLATE_ARGUMENTS = re.compile(rb"<[^<>{};]*>")
 _DEEPEST_TEMPLATE = 8
 _BASES = re.compile(rb"(?<!:):(?!:)([^{]*+)\{")
+# `class A : public facade<A, int> {`; `std::enable_shared_from_this<A>` calls none of its members
+_CURIOUS = re.compile(
+    rb"\b(?:class|struct)\s++(\w++)[^:;{}()]{0,80}:(?!:)([\w\s:]{1,200}(?<!_from_this))<[^;{}]{0,400}?\b\1\b[^;{}]*+\{"
+)
 _VIRTUAL = re.compile(rb"\b(?:virtual|override|final)\b")
 
 
@@ -121,10 +124,9 @@ class Shortener:
         found = self._wanted.get(key)
         if found is None:
             names, gone = outline.names, outline.members
-            if self.types is not None and _derives_from_another(outline.text, self.types):
-                virtual = [_VIRTUAL.search(outline.text, each.start, each.end) for each in gone]
-                names = names.union(*(each.names for each in itertools.compress(gone, virtual)))
-                gone = tuple(each for each, is_kept in zip(gone, virtual, strict=True) if not is_kept)
+            if self.types is not None and (called := _called_by_bases(outline, self.types)):
+                names = names.union(*(each.names for each in called))
+                gone = tuple(each for each in gone if each not in called)
             while kept := [each for each in gone if each.name in wanted or each.name in names]:
                 gone = tuple(each for each in gone if each.name not in wanted and each.name not in names)
                 names = names.union(*(each.names for each in kept))
@@ -164,6 +166,19 @@ class Shortener:
         if item.kind == ItemKind.FUNCTION and b"{" not in text:
             short.kind, short.function_name = ItemKind.PROTOTYPE, b""
         return short
+
+
+def _called_by_bases(outline: Outline, types: Set[bytes]) -> list[Member]:
+    """The members that a base outside `types` may call: virtual ones, and all of what is its argument."""
+    text = outline.text
+    curious = (m.end() for m in _CURIOUS.finditer(text) if types.isdisjoint(IDENTIFIER.findall(m[2])[-1:]))
+    start = next(curious, len(text))
+    derives = _derives_from_another(text, types)
+    return [
+        each
+        for each in outline.members
+        if each.start >= start or (derives and _VIRTUAL.search(text, each.start, each.end))
+    ]
 
 
 def _derives_from_another(text: bytes, types: Set[bytes]) -> bool:
