@@ -44,7 +44,8 @@ def callees_first(order: Sequence[Place], own: Set[Place], expansion: Expansion)
 
 def _arranged(places: Sequence[Place], depth: int, own: Set[Place], expansion: Expansion) -> Iterator[Place]:
     """Places whose first `depth` frames are the same, sorted; those in deeper ones among themselves."""
-    if not any(expansion.item(place).kind == ItemKind.FUNCTION for place in places):
+    candidates = (place for place in places if place in own)
+    if sum(expansion.item(place).kind == ItemKind.FUNCTION for place in candidates) < 2:
         yield from places
         return
     blocks: list[_Block] = []
