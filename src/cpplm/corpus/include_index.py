@@ -42,13 +42,9 @@ class IncludeIndex:
         if target in self._names:
             return target
         target = target.lstrip("./")
-        candidates = [
-            name for name in self._by_base.get(posixpath.basename(target), ())
-            if name == target or (name.endswith("/" + target) and name != includer)
-        ]  # fmt: skip
         # A project may have one for each system.
         return max(
-            candidates,
+            (name for name in self.ending_in(target) if name == target or name != includer),
             key=lambda name: (
                 shared_folders(includer, name),
                 not is_foreign(name),
@@ -58,6 +54,11 @@ class IncludeIndex:
             ),
             default=None,
         )
+
+    def ending_in(self, target: str) -> list[str]:
+        """The files whose path is `target`, or ends in it."""
+        named = self._by_base.get(posixpath.basename(target), ())
+        return [name for name in named if name == target or name.endswith("/" + target)]
 
     def installed_folders(self, targets: Iterable[str], endings: Sequence[str]) -> dict[str, Counter[str]]:
         """The folders that only the project's installation makes, such as `gsl` of `gsl/gsl_math.h`.

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 # Interface units of modules, as Clang and MSVC call them.
 MODULE_SUFFIXES = frozenset({".cppm", ".ccm", ".cxxm", ".c++m", ".ixx"})
 SOURCE_SUFFIXES = frozenset({".c", ".cc", ".cpp", ".cxx", ".c++", ".cu"}) | MODULE_SUFFIXES
-PART_SUFFIXES = frozenset({".inl", ".ipp", ".tcc", ".tpp"})  # the second half of a header
+PART_SUFFIXES = frozenset({".icc", ".inl", ".ipp", ".tcc", ".tpp", ".txx"})  # the second half of a header
 HEADER_SUFFIXES = frozenset({".h", ".hh", ".hpp", ".hxx", ".h++", ".cuh"})
 FRAGMENT_SUFFIXES = frozenset({".inc", ".def"})  # included in the middle of other files
 

@@ -332,8 +332,8 @@ def is_whole(part: bytes) -> bool:
 def _dead_branches(lexed: LexedSource, spans: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
     """Blank all but one branch of a group whose branches do not balance one by one, and prose in `#if 0`.
 
-    Of `#if 0` alone none is left, nor of `#ifndef X` within `#ifdef X`: such close for editors what
-    `extern "C" {` opens, or open it for them.
+    Of `#if 0` alone none is left, nor of `#ifndef X` within `#ifdef X`, nor of what only closes what was just
+    opened: such close for editors what `extern "C" {` opens, or open it for them.
     """
     dead: list[tuple[int, int, bytes]] = []
     groups = inner_first(lexed.groups) if lexed.balanced else []
@@ -348,7 +348,11 @@ def _dead_branches(lexed: LexedSource, spans: list[tuple[int, int, bytes]]) -> l
         if not is_prose and not broken:
             continue
         if len(parts) == 1:
-            keep = -1 if group.start in refuted or _is_never_read(group.directives[0]) else 0
+            closes = parts[0].strip() == b"}" and code[
+                max(group.start - 256, 0) : group.start
+            ].rstrip().endswith(b"{")
+            is_trick = closes or group.start in refuted or _is_never_read(group.directives[0])
+            keep = -1 if is_trick else 0
         elif all(SCOPE_ONLY.match(part) for part in parts) or (
             len(written) == 1 and CLOSE_ONLY.match(parts[written[0]])
         ):

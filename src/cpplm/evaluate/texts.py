@@ -16,11 +16,9 @@ from cpplm.core.progress import log_info
 from cpplm.core.shards import COMPLETE, ShardReader
 from cpplm.core.storage import Storage, is_bucket, sha256
 from cpplm.core.text import pluralize
+from cpplm.cpp.file_suffixes import FRAGMENT_SUFFIXES, HEADER_SUFFIXES, PART_SUFFIXES, SOURCE_SUFFIXES
 
-CXX_SOURCES = frozenset({".c", ".cc", ".cpp", ".cxx", ".c++", ".cu"})
-CXX_HEADERS = frozenset(
-    {".h", ".hh", ".hpp", ".hxx", ".h++", ".cuh", ".inl", ".ipp", ".tcc", ".tpp", ".inc", ".def"}
-)
+_HEADERS = HEADER_SUFFIXES | PART_SUFFIXES | FRAGMENT_SUFFIXES
 LARGEST_FILE = 1_000_000  # bytes; what is larger is data in the shape of code
 
 
@@ -142,7 +140,7 @@ def _files(folder: Path) -> Iterator[Text]:
         inside = path.relative_to(folder)
         suffix = path.suffix.lower()
         hidden = any(part.startswith(".") for part in inside.parts)
-        if suffix not in CXX_SOURCES | CXX_HEADERS or hidden or path.is_symlink() or not path.is_file():
+        if suffix not in SOURCE_SUFFIXES | _HEADERS or hidden or path.is_symlink() or not path.is_file():
             continue
         data = path.read_bytes()
         if len(data) > LARGEST_FILE:
@@ -154,6 +152,6 @@ def _files(folder: Path) -> Iterator[Text]:
             left_out["not UTF-8"] += 1
             continue
         project = inside.parts[0] if len(inside.parts) > 1 else folder.resolve().name
-        yield Text(text, project, "source" if suffix in CXX_SOURCES else "header", inside.as_posix())
+        yield Text(text, project, "source" if suffix in SOURCE_SUFFIXES else "header", inside.as_posix())
     for reason, count in left_out.items():
         log_info(f"{folder}: {pluralize(count, 'file')} left out, {reason}")

@@ -227,6 +227,31 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "#if !defined(CAN_COPY) || defined(CAN_NOT)\n  Error which?\n#endif\n"
         "int use(__m128i a) { return sizeof a; }\n",
     },
+    "a brace that closes for editors what was just opened": {
+        "row.h": "struct Row { int n; };\n",
+        "use.cc": '#include "row.h"\n#ifdef HAVE_NAMESPACES\nnamespace lib {\n# ifdef NOT_DEFINED\n}\n'
+        "# endif\n#endif\nint use(Row* row) { return row->n; }\n#ifdef HAVE_NAMESPACES\n}\n#endif\n",
+    },
+    "a header of a search folder, not the nearest of its name": {
+        **{f"include/lib_{name}.h": f"typedef int lib_{name};\n" for name in ("a", "b", "c", "d", "lock")},
+        "tests/lock/lib_lock.h": "#error of another program\n",
+        "tests/more/use.cc": "".join(f"#include <lib_{name}.h>\n" for name in ("a", "b", "c", "d", "lock"))
+        + "lib_lock use() { return lib_a(1); }\n",
+    },
+    "headers in a namespace of the header that includes them all": {
+        "include/all": '#include <vector>\nnamespace all\n  {\n  #include "all_parts/row.hpp"\n'
+        '  #include "all_parts/use.hpp"\n  }\n',
+        "include/all_parts/row.hpp": "struct Row { std::vector<int> cells; };\n",
+        "include/all_parts/use.hpp": "inline int use(const Row& row) { return row.cells.size(); }\n",
+    },
+    "an allocator for a container": {
+        "pool.h": "#include <vector>\ntemplate <class T> class Pool {\npublic:\n  typedef T value_type;\n"
+        "  T* allocate(unsigned long n);\n  void deallocate(T*, unsigned long);\n  int used();\n"
+        + "".join(f"  int other_{number:050}();\n" for number in range(900))
+        + "};\n",
+        "use.cc": '#include "pool.h"\nint use() {\n  std::vector<int, Pool<int>> all(3);\n'
+        "  return Pool<int>().used();\n}\n",
+    },
     "a header that the build has written, beside its template": {
         "configure.ac": "AC_CONFIG_HEADERS([config.h])\n",
         "config.h.in": "#undef LEVEL\n",
@@ -404,3 +429,17 @@ def test_nothing_is_lost_where_the_unit_is_not_read_again(tmp_path, monkeypatch)
     (document,) = documents_of(write_files(tmp_path, LOCKS), budget=1_000, of="use.c")
     assert document.kind == "chunk"
     assert "int take(lock_t *lock)" in document.text
+
+
+def test_a_macro_of_a_class_brings_the_class_that_else_is_only_declared(tmp_path):
+    files = {
+        "big.h": "struct Big {\n" + "".join(f"  int data_{number:050};\n" for number in range(30)) + "};\n",
+        "solver.h": "class Solver {\npublic:\n#define CHECKED(number) __attribute__ ((nonnull (number)))\n"
+        "  void run (const char *name) CHECKED (2);\n};\n",
+        "more.h": '#include "big.h"\n#include "solver.h"\nstruct More {\n  Big *big;\n  Solver *solver;\n'
+        "  void go (const char *name) CHECKED (2);\n};\n",
+        "use.cc": '#include "more.h"\nvoid use(More* more) { more->go("a"); }\n',
+    }
+    document = one_document(tmp_path, files, of="use.cc", budget=320)
+    assert compile_errors(document.text) == ""
+    assert "data_" not in document.text

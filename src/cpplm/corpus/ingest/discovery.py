@@ -39,11 +39,12 @@ TEMPLATE_ENDINGS = (".in", ".cmake", ".cmake.in", ".in.cmake", ".cmakein", ".cin
 # Templates of headers that are not named for them: `AC_CONFIG_HEADERS([config.h:config.in])`.
 _CONFIGURATIONS = ("config", "header")
 AUTOCONF_SCRIPTS = ("configure.ac", "configure.in")
-_LONGEST_FORWARD = 10_000
-# Comments and directives.
+_LONGEST_FORWARD = 50_000
+# Comments, directives and namespaces around them.
 _DIRECTIVES = re.compile(
     rb"(?:\s|/\*.*?\*/|//[^\n]*"
-    rb"|#[ \t]*(?:include|define|undef|ifn?def|if|el\w+|endif|pragma|error)\b[^\n]*)*+",
+    rb"|#[ \t]*(?:include|define|undef|ifn?def|if|el\w+|endif|pragma|error)\b[^\n]*"
+    rb"|(?:inline\s++)?namespace\b[\w\s:]*+|[{}])*+",
     re.DOTALL,
 )
 SUFFIXES = SOURCE_SUFFIXES | PART_SUFFIXES | HEADER_SUFFIXES | FRAGMENT_SUFFIXES
@@ -290,7 +291,7 @@ def is_cpp(path: Path, *, bare_headers: bool = False) -> bool:
 
 
 def _forwards(path: Path) -> bool:
-    """True for a file of nothing but directives that includes others, such as <pqxx/connection>."""
+    """True for a file that does nothing but include others, such as <pqxx/connection>."""
     try:
         if not path.is_file() or path.is_symlink() or path.stat().st_size > _LONGEST_FORWARD:
             return False

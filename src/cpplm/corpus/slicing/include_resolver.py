@@ -110,7 +110,25 @@ class IncludeResolver:
         is_system = target in build_headers.SYSTEM_HEADERS and target not in self._preceding
         if found is None and (argument[0] == '"' or not is_system):
             found = self._index.nearest(name, target)
+            if found is not None and argument[0] == "<":
+                found = self._in_search_folder(found, target)
         return found or next(filter(None, (self._index.nearest(name, each) for each in templates)), None)
+
+    def _in_search_folder(self, found: str, target: str) -> str:
+        """The header found; instead of one in a folder with nothing else, that in a search path of others."""
+        counts = self._search_folders
+        if counts[found.removesuffix(target)]:
+            return found
+        named = [found, *self._index.ending_in(target)]
+        best = max(named, key=lambda each: counts[each.removesuffix(target)])
+        return best if counts[best.removesuffix(target)] >= FEWEST_HEADERS else found
+
+    @functools.cached_property
+    def _search_folders(self) -> Counter[str]:
+        """How many headers that the project has once are included in brackets from each folder."""
+        arguments = {each for each in itertools.chain(*self.arguments.values()) if each[:1] == "<"}
+        named = ((target, self._index.ending_in(target)) for target in map(include_target, arguments))
+        return Counter(found[0].removesuffix(target) for target, found in named if len(found) == 1)
 
     @functools.cached_property
     def _preceding(self) -> Set[str]:

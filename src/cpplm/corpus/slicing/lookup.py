@@ -130,7 +130,7 @@ class NameLookup:
         if meanings.declared is None:
             item = meanings.item
             names = needs_only_declared(item.text, item.kind)
-            complete = self.complete(place, item)
+            complete = self.complete(place, item) | (names.keys() & self.expansion.index.macros.names)
             meanings.declared = {name: declared for name, declared in names.items() if name not in complete}
         return meanings.declared
 

@@ -19,12 +19,13 @@ from cpplm.cpp.lexer import IDENTIFIER
 from cpplm.cpp.macros import MacroTable
 
 # Members that the language or its library asks for: range-based for, co_await and coroutines (ISO C++20
-# 8.6.5, 9.5.4); types of iterators, containers and functions.
+# 8.6.5, 9.5.4); types of iterators, containers and functions; allocators.
 CALLED_UNNAMED = frozenset(
     b"begin end await_ready await_suspend await_resume get_return_object initial_suspend final_suspend "
     b"unhandled_exception return_value return_void yield_value await_transform "
     b"value_type difference_type pointer reference iterator_category iterator const_iterator size_type "
-    b"const_reference key_type is_transparent result_type argument_type char_type traits_type".split()
+    b"const_reference key_type is_transparent result_type argument_type char_type traits_type "
+    b"allocate deallocate rebind".split()
 )
 # `template <...> class MACRO Name`, not a specialization.
 _FORWARD = re.compile(
