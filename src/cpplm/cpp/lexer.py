@@ -155,6 +155,12 @@ class LexedSource:
         """The same with the insides of strings blank too."""
         return _blanked(self.plain, zip(self.strings[::2], self.strings[1::2], strict=True))
 
+    @property
+    def is_read_once(self) -> bool:
+        """True if a guard or a pragma sees to it that a second include is empty."""
+        pragmas = (each for each in self.directives if each.keyword == b"pragma")
+        return bool(self.guard) or any(each.argument == b"once" for each in pragmas)
+
     def keep_directives(self) -> None:
         """Give back the memory of all but the text and the directives."""
         for name in ("plain", "names"):

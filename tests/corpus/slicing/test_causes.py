@@ -232,6 +232,17 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "use.cc": '#include "row.h"\n#ifdef HAVE_NAMESPACES\nnamespace lib {\n# ifdef NOT_DEFINED\n}\n'
         "# endif\n#endif\nint use(Row* row) { return row->n; }\n#ifdef HAVE_NAMESPACES\n}\n#endif\n",
     },
+    "a header that is read once, by a pragma with a space": {
+        "row.h": "# pragma once\nstruct Row { int n; };\n",
+        "cell.h": '# pragma once\n# include "row.h"\nstruct Cell { Row row; };\n',
+        "use.cc": '# include "row.h"\n# include "cell.h"\nint use(Cell& cell) { return cell.row.n; }\n',
+    },
+    "a header that a macro names, unless a build has another": {
+        "lib/config.h": "#if !defined(USER_CONFIG) && !defined(NO_USER_CONFIG)\n"
+        "#  define USER_CONFIG <lib/user.h>\n#endif\n#ifdef USER_CONFIG\n#  include USER_CONFIG\n#endif\n",
+        "lib/user.h": "typedef int number;\n",
+        "use.cc": '#include "lib/config.h"\nnumber use() { return 1; }\n',
+    },
     "a header of a search folder, not the nearest of its name": {
         **{f"include/lib_{name}.h": f"typedef int lib_{name};\n" for name in ("a", "b", "c", "d", "lock")},
         "tests/lock/lib_lock.h": "#error of another program\n",

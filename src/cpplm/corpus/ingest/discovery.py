@@ -298,7 +298,7 @@ def _forwards(path: Path) -> bool:
         data = path.read_bytes()
     except OSError:
         return False
-    return b"#include" in data and _DIRECTIVES.fullmatch(data) is not None
+    return b"include" in data and _DIRECTIVES.fullmatch(data) is not None
 
 
 def is_template(name: str) -> bool:

@@ -307,7 +307,9 @@ class Expander:
             if keyword in INCLUDE_KEYWORDS:
                 undecided = tuple(frame for frame in inner if conditions.live([frame]) is None)
                 argument = self._state.include_argument(directive.argument)
-                around_it = (*frames, *undecided)
+                is_guess = not argument and likely  # of a macro that a build may define otherwise
+                argument = self._likely.include_argument(directive.argument) if is_guess else argument
+                around_it = frames if is_guess else (*frames, *undecided)
                 included = bool(argument) and self._include(
                     visit, number, argument, around_it, depth, likely=likely
                 )

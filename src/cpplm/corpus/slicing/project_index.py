@@ -139,7 +139,7 @@ class ProjectIndex:
                 or any(d.keyword not in _DEFINING or d.macro in self.deciding for d in item.directives)
                 or conditions_in(item.stack)
             ]
-            once = bool(parsed.lexed.guard) or b"#pragma once" in data
+            once = parsed.lexed.is_read_once
             unnamed = sorted(unnamed_items(items))
             external = {
                 position: b"\n".join(directive.line for directive in items[position].directives)

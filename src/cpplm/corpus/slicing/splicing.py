@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from cpplm.cpp.file_suffixes import FRAGMENT_SUFFIXES
 from cpplm.cpp.items import Item, ItemKind, conditions_in
-from cpplm.cpp.lexer import lex
+from cpplm.cpp.lexer import INCLUDE_KEYWORDS, lex
 
 _DECLARATIONS = (
     ItemKind.TYPE,
@@ -84,12 +84,10 @@ def _stands_between(item: Item, name: str) -> bool:
 
 def _is_piece(text: bytes) -> bool:
     """True if a file may be included again."""
-    return (
-        len(text) <= _MOST_BETWEEN
-        and b"#include" not in text
-        and b"#pragma once" not in text
-        and not lex(text).guard
-    )
+    if len(text) > _MOST_BETWEEN:
+        return False
+    lexed = lex(text)
+    return not lexed.is_read_once and all(each.keyword not in INCLUDE_KEYWORDS for each in lexed.directives)
 
 
 def source_lines(name: str, splices: Sequence[Splice], first: int, last: int) -> list[tuple[str, int, int]]:
