@@ -243,6 +243,38 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "lib/user.h": "typedef int number;\n",
         "use.cc": '#include "lib/config.h"\nnumber use() { return 1; }\n',
     },
+    "a number that a build chooses, and conditions compare": {
+        "config.h.in": "#define INTEGER_SIZE @INTEGER_SIZE@\n#define LEVEL @LEVEL@\n",
+        "types.h": '#include "config.h"\n#if !defined(INTEGER_SIZE)\n#error no\n#elif INTEGER_SIZE == 64\n'
+        "typedef long integer;\n#elif INTEGER_SIZE == 32\ntypedef int integer;\n#endif\n"
+        "#if LEVEL == 1\n#error a level\n#elif LEVEL == 0\ntypedef int level;\n#endif\n",
+        "use.cc": '#include "types.h"\ninteger use(level a) { return a; }\n',
+    },
+    "a macro in a condition, defined by what a source includes before": {
+        "all.c": '#include "api.h"\n#include "use.h"\n',
+        "api.h": "#ifndef API_H\n#define API_H\n# if !defined(LIB_PREREQ)\n"
+        "#  define LIB_PREREQ(a) (__GNUC__ >= (a))\n# endif\n#endif\n",
+        "util.h": "#ifndef UTIL_H\n#define UTIL_H\n#if LIB_PREREQ(3)\n"
+        "#define LIKELY(x) __builtin_expect((x), 1)\n#else\n#define LIKELY(x) (x)\n#endif\n#endif\n",
+        "use.h": '#include "util.h"\nstatic int use(int a) { return LIKELY(a); }\n',
+    },
+    "a macro in a condition around an include": {
+        "util.h": "#ifndef UTIL_H\n#define UTIL_H\n#if defined(FORCE_WIDE)\n# define WIDE 1\n"
+        "#elif defined(FORCE_NARROW)\n# define NARROW 1\n#elif defined(UINT128_MAX) || defined(__SIZEOF_INT128__)\n"
+        "# define WIDE 1\n#else\n# define NARROW 1\n#endif\n#endif\n",
+        "wide.h": "typedef struct { long a[2]; } field;\n",
+        "narrow.h": "typedef struct { int a[4]; } field;\n",
+        "field.h": '#include "util.h"\n#if defined(WIDE)\n#include "wide.h"\n#elif defined(NARROW)\n'
+        '#include "narrow.h"\n#else\n#error which?\n#endif\n',
+        "use.cc": '#include "field.h"\nint use(field* f) { return f->a[0]; }\n',
+    },
+    "the second half of a header, in a source that includes what it needs": {
+        **{f"bench_{n}.c": '#include "use.h"\nint main(void) { return 0; }\n' for n in range(5)},
+        "all.c": '#include "api.h"\n#include "use-impl.h"\n',
+        "api.h": "#ifndef API_H\n#define API_H\n#define FAST(x) (x)\n#endif\n",
+        "use.h": "#ifndef USE_H\n#define USE_H\nint use(int a);\n#endif\n",
+        "use-impl.h": '#include "use.h"\nint use(int a) { return FAST(a) + FAST(1); }\n',
+    },
     "a header of a search folder, not the nearest of its name": {
         **{f"include/lib_{name}.h": f"typedef int lib_{name};\n" for name in ("a", "b", "c", "d", "lock")},
         "tests/lock/lib_lock.h": "#error of another program\n",

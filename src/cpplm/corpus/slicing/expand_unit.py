@@ -56,9 +56,12 @@ def _through_includers(expansion: Expansion, own: Sequence[str], index: ProjectI
     """The same, read from a file that includes the unit, or includes such a file, if that declares more."""
     root = own[-1]
     # Of a source file those that include it as a piece of theirs; one in C++ reads C as another language.
-    includers = index.includes.includers.get(root if is_source(root) else own[0], ())
+    reached = [root] if is_source(root) else [root, own[0]]
+    includers = dict.fromkeys(name for each in reached for name in index.includes.includers.get(each, ()))
     waiting = [
-        name for name in includers if name.endswith(".c") or not (is_source(name) and root.endswith(".c"))
+        name
+        for name in includers
+        if name not in own and (name.endswith(".c") or not (is_source(name) and root.endswith(".c")))
     ]
     lacking = lacking_names(expansion) if waiting or not is_source(root) else set()
     tried: list[str] = []
@@ -66,7 +69,7 @@ def _through_includers(expansion: Expansion, own: Sequence[str], index: ProjectI
         tried.append(waiting.pop(0))
         other = Expander(index, own).expand(tried[-1:])
         if all(index.number[name] in other.by_file for name in own):
-            still = lacking_names(other)
+            still = lacking & lacking_names(other)
             if still < lacking:
                 expansion, lacking = other, still
                 further = index.includes.includers.get(tried[-1], ())

@@ -155,7 +155,7 @@ class NameLookup:
             mentions = mentions - befriended(item.text)
         mentions = mentions - template_parameters(self.expansion.item(place).text)
         if frames := self.expansion.visits[place[0]].frames:  # around what includes its file
-            mentions = mentions | scope_macros(frames)
+            mentions = mentions | scope_macros(frames) | condition_names(frames)
         hidden = self._hidden_at(place)
         rank = self.rank(place, item)
         found: list[Candidates] = []
@@ -308,8 +308,8 @@ def _is_open(item: Item) -> bool:
 def lacking_names(expansion: Expansion) -> set[bytes]:
     """The names that a header uses and that nothing before it declares.
 
-    Macros and classes of the project, namespaces, macros that an `#error` asks for; names of the standard
-    library where no header of it is included, and constants where nothing is.
+    Macros and classes of the project, namespaces, macros that an `#error` asks for, those with arguments in
+    a condition; names of the standard library where no header of it is included, constants where none is.
     """
     index = expansion.index
     used: set[bytes] = set()
@@ -328,6 +328,8 @@ def lacking_names(expansion: Expansion) -> set[bytes]:
     used &= index.macros.names | index.types | index.aliases
     lacking = {name for name in used - own if not expansion.declaring(name)}
     lacking |= index.macros.names.intersection(expansion.defined)
+    asked = set[bytes]().union(*(visit.file.asked_functions for visit in expansion.visits))
+    lacking |= {name for name in asked if not expansion.declaring(name)}
     if scopes := {name for name in scopes - own - lacking - {b"std"} if not expansion.declaring(name)}:
         each = (visit.stack(item) for visit in expansion.visits for item in range(len(visit.file.items)))
         stacks = {id(stack): stack for stack in each}

@@ -6,7 +6,7 @@ import functools
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -66,6 +66,7 @@ class ParsedFile:
     unnamed: list[int]
     external: dict[int, bytes]
     items: list[Item]  # top-level; none where the file could not be taken apart
+    asked_functions: frozenset[bytes]  # macros with arguments in its conditions
     needed_types: frozenset[bytes]  # typedefs that items outside of any `#if` name, structures in such
     nested: dict[int, list[tuple[Directive, list[Condition]]]] = field(default_factory=dict)  # by `expansion`
 
@@ -88,6 +89,7 @@ class ProjectIndex:
     defaults: build_headers.BuildDefaults
     macros: MacroTable
     deciding: frozenset[bytes]  # macros that conditions depend on
+    compared: Mapping[bytes, bytes] = field(default_factory=dict)  # the first number of what they compare
     types: frozenset[bytes] = frozenset()  # classes that some file may define
     aliases: frozenset[bytes] = frozenset()  # typedefs that some file may have
     defines_std: bool = False
@@ -116,7 +118,7 @@ class ProjectIndex:
             if is_template(name):
                 is_script = name.rpartition("/")[2] in AUTOCONF_SCRIPTS
                 data = build_headers.configured(
-                    header_template(data) if is_script else data, self.defaults.values
+                    header_template(data) if is_script else data, self.defaults.values, self.compared
                 )
             source = parsed = self._parse(name, data)
             find = functools.partial(self._fragment, name)
@@ -161,6 +163,7 @@ class ProjectIndex:
             )
             found = self._parsed[name] = ParsedFile(
                 *(name, number, source, parsed, splices, events, once, guards, unnamed, external, items),
+                self._functions_in_conditions(parsed.lexed.directives),
                 (mentioned & self.aliases).union(*members),
             )
             self._register(found)
@@ -207,6 +210,10 @@ class ProjectIndex:
                 self.members.add(item.function_name, file.number, (item.qualifier, key))
             for name in types:
                 self.attached.add(name, file.number, (key, types))
+
+    def _functions_in_conditions(self, directives: Iterable[Directive]) -> frozenset[bytes]:
+        asking = (each.argument for each in directives if each.keyword in (b"if", b"elif"))
+        return frozenset().union(*map(names_in, asking)) & self.macros.functions
 
     def macros_of_header(self, base: str) -> Set[bytes]:
         """The macros that a header which a build writes, and no template is of, would define, by its name."""

@@ -27,6 +27,7 @@ _TYPEDEF = re.compile(
     rb"(?m)^[ \t]*(?:(?:typedef\b[^;{}()]*?\b|\}[ \t]*)(?=\w+[ \t]*;)"
     rb"|typedef\b[^;{}()]*\(\s*\*\s*(?=\w+\s*\)))(\w+)"  # of a pointer to a function
 )
+_COMPARISON = re.compile(rb"\b([A-Za-z_]\w*+)[ \t]*+==[ \t]*+(\d++)\b")
 Resolve = Callable[[str, str], str | None]
 
 
@@ -38,6 +39,7 @@ class Scan:
     includes: tuple[str, ...]
     bodies: dict[bytes, set[bytes]]
     conditions: frozenset[bytes]
+    compared: tuple[tuple[bytes, bytes], ...]  # macros that conditions compare with numbers: `#if SIZE == 64`
     types: frozenset[bytes]
     aliases: frozenset[bytes] = frozenset()  # names that it gives types by `typedef`
 
@@ -56,6 +58,7 @@ def scan(file: SourceFile) -> Scan:
         includes,
         macro_bodies(directives),
         frozenset(IDENTIFIER.findall(lines)),
+        tuple(_COMPARISON.findall(lines)),
         frozenset(TYPE_NAME.findall(data)),
         frozenset(_TYPEDEF.findall(data)),
     )
@@ -125,6 +128,16 @@ def _header_of(
             return target
     beside = [str(PurePosixPath(name).with_name(stem + suffix)) for suffix in (*sorted(HEADER_SUFFIXES), "")]
     return next((candidate for candidate in beside if candidate in by_name), None)
+
+
+def compared_numbers(comparisons: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """The first number that each macro is compared with; 0 where that is one of them."""
+    found: dict[bytes, bytes] = {}
+    for macro, number in comparisons:
+        if int(number) == 0:
+            found[macro] = number
+        found.setdefault(macro, number)
+    return found
 
 
 def deciding_macros(conditions: Set[bytes], bodies: Mapping[bytes, Set[bytes]]) -> frozenset[bytes]:
