@@ -260,8 +260,9 @@ _PROJECTS: dict[str, dict[str, str]] = {
     },
     "a macro in a condition around an include": {
         "util.h": "#ifndef UTIL_H\n#define UTIL_H\n#if defined(FORCE_WIDE)\n# define WIDE 1\n"
-        "#elif defined(FORCE_NARROW)\n# define NARROW 1\n#elif defined(UINT128_MAX) || defined(__SIZEOF_INT128__)\n"
-        "# define WIDE 1\n#else\n# define NARROW 1\n#endif\n#endif\n",
+        "#elif defined(FORCE_NARROW)\n# define NARROW 1\n"
+        "#elif defined(UINT128_MAX) || defined(__SIZEOF_INT128__)\n# define WIDE 1\n"
+        "#else\n# define NARROW 1\n#endif\n#endif\n",
         "wide.h": "typedef struct { long a[2]; } field;\n",
         "narrow.h": "typedef struct { int a[4]; } field;\n",
         "field.h": '#include "util.h"\n#if defined(WIDE)\n#include "wide.h"\n#elif defined(NARROW)\n'
