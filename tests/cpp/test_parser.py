@@ -53,6 +53,13 @@ def test_cpp_keeps_its_own_grammar():
     assert grammar("c").parse(source).has_error
 
 
+def test_a_file_that_ends_in_c_may_be_cxx_by_its_text():
+    text = b"#include <stdio.h>\n\nclass Menu {\npublic:\n  int n;\n};\n"
+    assert language_of("menu.c", True, text) == "c++"
+    assert language_of("menu.c", True, b"#ifdef __cplusplus\n" + text + b"#endif\n") == "c"
+    assert language_of("menu.c", True, b"int class_of(int n);\n") == "c"
+
+
 @pytest.mark.parametrize("language", ["c", "c++"])
 def test_conditions_and_functions_are_found_in_both(language):
     source = """int f(int value) {

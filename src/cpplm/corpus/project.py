@@ -32,7 +32,7 @@ from cpplm.corpus.slicing.include_resolver import IncludeResolver
 from cpplm.corpus.slicing.measure import Measure
 from cpplm.corpus.slicing.project_index import ProjectIndex
 from cpplm.corpus.slicing.shortening import Shortener
-from cpplm.corpus.slicing.units import Scan, Unit, compared_numbers, deciding_macros, make_units, scan
+from cpplm.corpus.slicing.units import Scan, Unit, deciding_macros, implied_values, make_units, scan
 from cpplm.cpp.macros import MacroTable
 from cpplm.cpp.parser import language_of
 from cpplm.tokenizer.tokenizer import Tokenizer
@@ -295,7 +295,7 @@ def unread_index(project: DiscoveredProject, scans: dict[str, Scan]) -> ProjectI
         project.defaults,
         MacroTable.from_bodies(bodies),
         deciding_macros(frozenset().union(*(each.conditions for each in scans.values())), bodies),
-        compared_numbers(itertools.chain(*(each.compared for each in scans.values()))),
+        implied_values(itertools.chain(*(each.implied for each in scans.values()))),
         frozenset().union(*(each.types for each in scans.values())),
         frozenset().union(*(each.aliases for each in scans.values())),
         defines_std=project.project.bare_headers,

@@ -117,10 +117,16 @@ def is_c_project(names: Iterable[str]) -> bool:
 
 
 def language_of(name: str, project_is_c: bool, text: bytes = b"") -> Language:
-    """The language of a file, by its name, its text and what `is_c_project` says of its project."""
+    """The language of a file, by its name, its text and what `is_c_project` says of its project.
+
+    A `.c` file with classes is C++, too, but not one that asks which of both it is.
+    """
     suffix = _suffix(name)
-    is_c_header = suffix == ".h" and project_is_c and not _ONLY_CXX.search(text)
-    return "c" if suffix == ".c" or is_c_header else "c++"
+    if suffix == ".c":
+        is_c = b"__cplusplus" in text or not _ONLY_CXX.search(text)
+    else:
+        is_c = suffix == ".h" and project_is_c and not _ONLY_CXX.search(text)
+    return "c" if is_c else "c++"
 
 
 def _suffix(name: str) -> str:

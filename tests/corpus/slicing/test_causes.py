@@ -276,6 +276,12 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "use.h": "#ifndef USE_H\n#define USE_H\nint use(int a);\n#endif\n",
         "use-impl.h": '#include "use.h"\nint use(int a) { return FAST(a) + FAST(1); }\n',
     },
+    "a type that a build chooses": {
+        "config.h.in": "#define LIB_U64BIT_INT @LIB_U64BIT_INT@\n#define LIB_CHAR @LIB_CHAR@\n",
+        "types.h": '#include "config.h"\ntypedef LIB_U64BIT_INT lib_u64;\ntypedef LIB_CHAR lib_char;\n',
+        "use.cc": '#include "types.h"\nstatic_assert(lib_u64(-1) > 0 && sizeof(lib_u64) == 8, "");\n'
+        "lib_char use(lib_u64 a) { return a & 1; }\n",
+    },
     "a header of a search folder, not the nearest of its name": {
         **{f"include/lib_{name}.h": f"typedef int lib_{name};\n" for name in ("a", "b", "c", "d", "lock")},
         "tests/lock/lib_lock.h": "#error of another program\n",

@@ -302,12 +302,12 @@ def _configured_headers(text: str) -> Iterator[tuple[str, str]]:
 def configured(
     template: bytes,
     values: Mapping[bytes, bytes] | None = None,
-    compared: Mapping[bytes, bytes] | None = None,
+    implied: Mapping[bytes, bytes] | None = None,
 ) -> bytes:
     """A header as a build would write it of its template, with every choice in its default.
 
-    Defined are `values`, which the project sets by default; all else is not defined, or the number in
-    `compared`, or 0.
+    Defined are `values`, which the project sets by default; all else is not defined, or what is `implied` by
+    its text, or 0.
 
     For autoconf's `config.h.in` and CMake's `configure_file`. What x86-64 Linux has is defined: headers of
     POSIX, the sizes of types, the order of bytes.
@@ -345,8 +345,8 @@ def configured(
     def placeholder(match: re.Match[bytes]) -> bytes:  # `#define MY_INLINE @my_inline@`
         name = match.group(1) or match.group(2)
         word = _C_WORD.search(name.lower())
-        number = (compared or {}).get(name, b"0")
-        default = b"" if ATTRIBUTE.search(name) else b"long long" if name.lower().endswith(b"_t") else number
+        value = b"long long" if name.lower().endswith(b"_t") else (implied or {}).get(name, b"0")
+        default = b"" if ATTRIBUTE.search(name) else value
         default = name if name.endswith(b"_NAMESPACE") else default
         type_ = word.group(1) if word else default
         return (values or {}).get(name) or configured_value(name) or type_

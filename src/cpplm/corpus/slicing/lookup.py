@@ -329,7 +329,7 @@ def lacking_names(expansion: Expansion) -> set[bytes]:
     lacking = {name for name in used - own if not expansion.declaring(name)}
     lacking |= index.macros.names.intersection(expansion.defined)
     asked = set[bytes]().union(*(visit.file.asked_functions for visit in expansion.visits))
-    lacking |= {name for name in asked if not expansion.declaring(name)}
+    lacking |= {name for name in asked if name[:6] != b"__has_" and not expansion.declaring(name)}
     if scopes := {name for name in scopes - own - lacking - {b"std"} if not expansion.declaring(name)}:
         each = (visit.stack(item) for visit in expansion.visits for item in range(len(visit.file.items)))
         stacks = {id(stack): stack for stack in each}

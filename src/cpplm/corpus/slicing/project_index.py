@@ -89,7 +89,7 @@ class ProjectIndex:
     defaults: build_headers.BuildDefaults
     macros: MacroTable
     deciding: frozenset[bytes]  # macros that conditions depend on
-    compared: Mapping[bytes, bytes] = field(default_factory=dict)  # the first number of what they compare
+    implied: Mapping[bytes, bytes] = field(default_factory=dict)  # values of macros, see `implied_values`
     types: frozenset[bytes] = frozenset()  # classes that some file may define
     aliases: frozenset[bytes] = frozenset()  # typedefs that some file may have
     defines_std: bool = False
@@ -118,7 +118,7 @@ class ProjectIndex:
             if is_template(name):
                 is_script = name.rpartition("/")[2] in AUTOCONF_SCRIPTS
                 data = build_headers.configured(
-                    header_template(data) if is_script else data, self.defaults.values, self.compared
+                    header_template(data) if is_script else data, self.defaults.values, self.implied
                 )
             source = parsed = self._parse(name, data)
             find = functools.partial(self._fragment, name)

@@ -161,7 +161,8 @@ class _Writer:
         for name in filter(names.__contains__, self.expansion.defined):
             is_word = name in expanded and name not in of_build and not is_switch(name)
             lines.append(b"#define " + name + (b"" if is_word else b" " + index.definition(name)))
-        is_c = index.is_c and all(language_of(name, True) == "c" for name in self.expansion.roots)
+        roots = ((name, index.is_c, index.read(name).data) for name in self.expansion.roots)
+        is_c = index.is_c and all(language_of(*root) == "c" for root in roots)
         lines += missing_lines(
             text, self.expansion.dropped, lambda name: bool(self.expansion.declaring(name)), is_c=is_c
         )

@@ -28,6 +28,9 @@ _TYPEDEF = re.compile(
     rb"|typedef\b[^;{}()]*\(\s*\*\s*(?=\w+\s*\)))(\w+)"  # of a pointer to a function
 )
 _COMPARISON = re.compile(rb"\b([A-Za-z_]\w*+)[ \t]*+==[ \t]*+(\d++)\b")
+_NAMED_TYPE = re.compile(rb"(?m)^[ \t]*+typedef[ \t]++([A-Z][A-Z0-9_]*+)[ \t]++\w++[ \t]*+;")
+_WIDTH = re.compile(rb"(U?)(?:INT)?_?(8|16|32|64)(?:_?BIT|_|\Z)")
+_INTEGERS = {b"8": b"char", b"16": b"short", b"32": b"int", b"64": b"long"}
 Resolve = Callable[[str, str], str | None]
 
 
@@ -39,7 +42,7 @@ class Scan:
     includes: tuple[str, ...]
     bodies: dict[bytes, set[bytes]]
     conditions: frozenset[bytes]
-    compared: tuple[tuple[bytes, bytes], ...]  # macros that conditions compare with numbers: `#if SIZE == 64`
+    implied: tuple[tuple[bytes, bytes], ...]  # macros with values that its text has use for
     types: frozenset[bytes]
     aliases: frozenset[bytes] = frozenset()  # names that it gives types by `typedef`
 
@@ -58,7 +61,7 @@ def scan(file: SourceFile) -> Scan:
         includes,
         macro_bodies(directives),
         frozenset(IDENTIFIER.findall(lines)),
-        tuple(_COMPARISON.findall(lines)),
+        (*_COMPARISON.findall(lines), *((name, integer_type(name)) for name in _NAMED_TYPE.findall(data))),
         frozenset(TYPE_NAME.findall(data)),
         frozenset(_TYPEDEF.findall(data)),
     )
@@ -130,13 +133,23 @@ def _header_of(
     return next((candidate for candidate in beside if candidate in by_name), None)
 
 
-def compared_numbers(comparisons: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """The first number that each macro is compared with; 0 where that is one of them."""
+def integer_type(name: bytes) -> bytes:
+    """The type that a macro may stand for: `unsigned long` for `LIB_U64BIT_INT`."""
+    width = _WIDTH.search(name)
+    sign = b"unsigned " if width and width.group(1) else b""
+    return sign + (_INTEGERS[width.group(2)] if width else b"int")
+
+
+def implied_values(values: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """The first value that is implied for each macro: 64 by `#if SIZE == 64`, `int` by `typedef T name;`.
+
+    0 where it is compared with that, too.
+    """
     found: dict[bytes, bytes] = {}
-    for macro, number in comparisons:
-        if int(number) == 0:
-            found[macro] = number
-        found.setdefault(macro, number)
+    for macro, value in values:
+        if value == b"0":
+            found[macro] = value
+        found.setdefault(macro, value)
     return found
 
 
