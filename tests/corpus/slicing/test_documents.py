@@ -186,6 +186,12 @@ def test_a_caller_moves_down_past_scopes_and_conditions(tmp_path):
     assert sorted(text.split()) == sorted(source.split())
 
 
+def test_functions_in_a_thousand_scopes_keep_their_order(tmp_path):
+    head = "".join(f"namespace n{number} {{\nint x;\n" for number in range(1_000))
+    source = f"{head}int top();\nint use() {{ return top(); }}\nint top() {{ return 1; }}\n" + "}\n" * 1_000
+    in_order(one_document(tmp_path, {"a.cc": source}).text, "int use()", "int top() {")
+
+
 BEHIND = {
     "names it": "int (*table)() = top;",
     "declares what it mentions": "struct Row { int a; };",

@@ -19,6 +19,8 @@ from cpplm.cpp.items import Item, ItemKind
 
 # What changes the meaning of the text behind it in ways that its names do not tell.
 _BARRIERS = frozenset({ItemKind.INCLUDE, ItemKind.PRAGMA, ItemKind.USING, ItemKind.CALL, ItemKind.REGION})
+# Scopes within scopes may be nested a thousand deep.
+_DEEPEST = 32
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ def callees_first(order: Sequence[Place], own: Set[Place], expansion: Expansion)
 def _arranged(places: Sequence[Place], depth: int, own: Set[Place], expansion: Expansion) -> Iterator[Place]:
     """Places whose first `depth` frames are the same, sorted; those in deeper ones among themselves."""
     candidates = (place for place in places if place in own)
-    if sum(expansion.item(place).kind == ItemKind.FUNCTION for place in candidates) < 2:
+    functions = sum(expansion.item(place).kind == ItemKind.FUNCTION for place in candidates)
+    if functions < 2 or depth > _DEEPEST:
         yield from places
         return
     blocks: list[_Block] = []
