@@ -55,7 +55,8 @@ _DEEPEST_TEMPLATE = 8
 _BASES = re.compile(rb"(?<!:):(?!:)([^{]*+)\{")
 # `class A : public facade<A, int> {`; `std::enable_shared_from_this<A>` calls none of its members
 _CURIOUS = re.compile(
-    rb"\b(?:class|struct)\s++(\w++)[^:;{}()]{0,80}:(?!:)([\w\s:]{1,200}(?<!_from_this))<[^;{}]{0,400}?\b\1\b[^;{}]*+\{"
+    rb"\b(?:class|struct)\s++(\w++)[^:;{}()]{0,80}+:(?!:)([\w\s:]{1,200}+(?<!_from_this))<"
+    rb"(?>[^;{}]{0,400}?\b\1\b)[^;{}]{0,400}+\{"
 )
 _VIRTUAL = re.compile(rb"\b(?:virtual|override|final)\b")
 
