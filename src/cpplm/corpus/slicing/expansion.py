@@ -29,7 +29,6 @@ from cpplm.cpp.conditions import IF_DEFINED, UNKNOWN, Macro, MacroState, is_else
 from cpplm.cpp.file_suffixes import is_source
 from cpplm.cpp.items import Item, ItemKind, conditions_in
 from cpplm.cpp.lexer import IDENTIFIER, INCLUDE_KEYWORDS, Directive
-from cpplm.cpp.parser import language_of
 from cpplm.cpp.segments import Condition, Frame
 
 _DEEPEST, _MOST_VISITS, _MOST_VISITS_OF_A_FILE = 200, 20_000, 64  # the first as g++ has it
@@ -184,8 +183,7 @@ class Expander:
         while True:
             begun = frozenset(self._defined), frozenset(self._refused)
             root = main_file(names)
-            language = language_of(root, self._index.is_c, self._index.read(root).data)
-            self._state = MacroState(self._index.macros.names, is_c=language == "c")
+            self._state = MacroState(self._index.macros.names, is_c=self._index.read(root).language == "c")
             self._state.macros.update(dict.fromkeys(self._refused))
             self._state.macros.update({name: Macro(self._index.definition(name)) for name in self._defined})
             self._likely = replace(self._state, closed=True, macros=dict(self._state.macros))

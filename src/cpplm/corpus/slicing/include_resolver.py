@@ -125,7 +125,7 @@ class IncludeResolver:
 
     @functools.cached_property
     def _search_folders(self) -> Counter[str]:
-        """How many headers that the project has once are included in brackets from each folder."""
+        """Numbers of headers included in brackets from each folder, of those whose name is there once."""
         arguments = {each for each in itertools.chain(*self.arguments.values()) if each[:1] == "<"}
         named = ((target, self._index.ending_in(target)) for target in map(include_target, arguments))
         return Counter(found[0].removesuffix(target) for target, found in named if len(found) == 1)

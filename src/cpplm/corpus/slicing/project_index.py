@@ -31,7 +31,7 @@ from cpplm.cpp.items import FileItems, Item, ItemKind, conditions_in, read_items
 from cpplm.cpp.keywords import KEYWORD_BYTES
 from cpplm.cpp.lexer import IDENTIFIER, Directive, LexedSource, conditional_groups, names_in
 from cpplm.cpp.macros import MacroTable, inner_first
-from cpplm.cpp.parser import is_c_project, language_of
+from cpplm.cpp.parser import Language, is_c_project, language_of
 from cpplm.cpp.segments import Condition
 
 _DEFINING = (b"define", b"undef", b"pragma")
@@ -66,6 +66,7 @@ class ParsedFile:
     unnamed: list[int]
     external: dict[int, bytes]
     items: list[Item]  # top-level; none where the file could not be taken apart
+    language: Language
     asked_functions: frozenset[bytes]  # macros with arguments in its conditions
     needed_types: frozenset[bytes]  # typedefs that items outside of any `#if` name, structures in such
     nested: dict[int, list[tuple[Directive, list[Condition]]]] = field(default_factory=dict)  # by `expansion`
@@ -163,6 +164,7 @@ class ProjectIndex:
             )
             found = self._parsed[name] = ParsedFile(
                 *(name, number, source, parsed, splices, events, once, guards, unnamed, external, items),
+                language_of(name, self.is_c, data),
                 self._functions_in_conditions(parsed.lexed.directives),
                 (mentioned & self.aliases).union(*members),
             )

@@ -24,7 +24,6 @@ from cpplm.corpus.slicing.outlines import without_comments
 from cpplm.corpus.slicing.standard_names import missing_lines
 from cpplm.cpp.items import Item, ItemKind, conditions_in
 from cpplm.cpp.lexer import IF_KEYWORDS
-from cpplm.cpp.parser import language_of
 from cpplm.cpp.segments import Condition, Frame, Scope
 
 # Kinds that read as one block without blank lines between them.
@@ -161,8 +160,7 @@ class _Writer:
         for name in filter(names.__contains__, self.expansion.defined):
             is_word = name in expanded and name not in of_build and not is_switch(name)
             lines.append(b"#define " + name + (b"" if is_word else b" " + index.definition(name)))
-        roots = ((name, index.is_c, index.read(name).data) for name in self.expansion.roots)
-        is_c = index.is_c and all(language_of(*root) == "c" for root in roots)
+        is_c = index.is_c and all(index.read(name).language == "c" for name in self.expansion.roots)
         lines += missing_lines(
             text, self.expansion.dropped, lambda name: bool(self.expansion.declaring(name)), is_c=is_c
         )
