@@ -10,7 +10,7 @@ from cpplm.cpp.old_style_parameters import declares_parameter
 NONBLANK = re.compile(rb"\S")
 _BRACKET = re.compile(rb"[{}()\[\];\x02]")
 _CALL = re.compile(rb"([A-Za-z_]\w*)\s*\(")
-_CLASS_HEAD = re.compile(rb"\b(?:class|struct|union|enum|typedef)\b[^()=;]*\Z")
+_CLASS_HEAD = re.compile(rb"\btypedef\b|\b(?:class|struct|union|enum)\b[^()=;]*\Z")
 _REQUIRES = re.compile(rb"\brequires\s*(?:\([^{}]*\))?\s*\Z")
 _DECLARATION = re.compile(
     rb"(?:class|struct|union|enum|template|namespace|static|inline|using|typedef|extern|constexpr|explicit|const|"

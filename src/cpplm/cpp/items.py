@@ -17,7 +17,7 @@ import tree_sitter
 
 from cpplm.cpp.declarations import Item, ItemKind, read_declaration
 from cpplm.cpp.doc_comments import PackedPairs, find_doc_pairs
-from cpplm.cpp.lexer import IDENTIFIER, INCLUDE_KEYWORDS, LexedSource, lex, names_in
+from cpplm.cpp.lexer import IDENTIFIER, INCLUDE_KEYWORDS, LexedSource, blank, lex, names_in
 from cpplm.cpp.macros import MacroTable
 from cpplm.cpp.parser import Grammar, Language, grammar
 from cpplm.cpp.segmenter import segment_file
@@ -30,6 +30,7 @@ _PREFIXED = re.compile(rb"(\.[A-Za-z_]\w*|->[A-Za-z_]\w*|>::[A-Za-z_]\w*|s(?<!\w
 # Tables of data longer than this are not parsed; nor is there anything else than data in them.
 _LONG_TABLE = 10_000
 _NO_DATA = re.compile(rb"[(;]")
+_NAMED_BY_CALL = re.compile(rb"\b((?:struct|union|enum)\s++\w++)(\s*+\([\w\s,]*+\))(?=\s*+\{)")
 _USED_OPERATOR = re.compile(rb"\busing\s*::\s*operator\s*([^\s\w;]+)")
 # `auto f() ->Name {`: not a member of what is called.
 _TRAILING_TYPE = re.compile(rb"\)[\s\w]*->([A-Za-z_]\w*)\s*[{;<:&*]")
@@ -149,7 +150,13 @@ def _item(
 ) -> tuple[Item, int]:
     """One piece, which begins on `line`, as an item, and how many of its bytes the parser could not read."""
     data = lexed.data
-    code, plain = parts.code[piece.start : piece.end], parts.plain[piece.start : piece.end]
+    # `struct NAME(entry) {`, which macros name, is a structure for the parser without the argument.
+    code, plain = (
+        _NAMED_BY_CALL.sub(
+            lambda named: named.group(1) + blank(named.group(2)), part[piece.start : piece.end]
+        )
+        for part in (parts.code, parts.plain)
+    )
     mentions, accesses = _mentioned(lexed.names[piece.start : piece.end])
     mentions |= condition_names(piece.stack) | scope_macros(piece.stack) | piece.leading_names
     for directive in piece.directives:

@@ -12,13 +12,13 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
 from cpplm.cpp.conditions import MacroState
 from cpplm.cpp.lexer import ELSE_KEYWORDS, IDENTIFIER, ConditionalGroup, Directive, LexedSource, blank
-from cpplm.cpp.token_pasting import Pastes, chains_and_calls, numbered, pasted_by, through_others
+from cpplm.cpp.token_pasting import Pastes, chains_and_calls, find_pastes, numbered, pasted_names
 
 OPEN, CLOSE = b"\x01", b"\x02"
 # `blank_either`: with or without arguments.
@@ -143,14 +143,11 @@ class MacroTable:
     pastes: Pastes = field(default_factory=dict)
     names: frozenset[bytes] = frozenset()  # of all macros
     functions: frozenset[bytes] = frozenset()  # of those with parameters
+    renames: dict[bytes, frozenset[bytes]] = field(default_factory=dict)  # what some stand for, by turns
 
     @classmethod
     def from_bodies(cls, bodies: dict[bytes, set[bytes]]) -> MacroTable:
         """Classify by definitions; macros made of macros take as many rounds as it needs."""
-        pastes = {
-            name: frozenset(pair for text in texts for pair in pasted_by(text))
-            for name, texts in bodies.items()
-        }
         masks: dict[bytes, Mask] = {}
         maskable = {name: texts for name, texts in bodies.items() if name not in _STRUCTURAL}
         optional = frozenset(name for name, texts in bodies.items() if any(not text[1:] for text in texts))
@@ -164,11 +161,18 @@ class MacroTable:
         for name, texts in maskable.items():
             if name not in masks and all(text.endswith((b"}", b";")) for text in texts):
                 masks[name] = "statement"
-        pasting = through_others({name: pairs for name, pairs in sorted(pastes.items()) if pairs}, bodies)
         functions = frozenset(n for n, texts in bodies.items() if any(text[:1] == b"(" for text in texts))
+        pastes, renames = find_pastes(bodies)
         # One without parameters renames what has its name: `#define f PREFIX(f)`.
-        pasting = {name: pasting[name] for name in pasting if name in functions}
-        return cls(dict(sorted(masks.items())), _LIBRARY_PASTES | pasting, frozenset(bodies), functions)
+        pastes = _LIBRARY_PASTES | {name: pastes[name] for name in pastes if name in functions}
+        renames = {name: words for name, words in renames.items() if len(words) > 1}
+        return cls(dict(sorted(masks.items())), pastes, frozenset(bodies), functions, renames)
+
+    def where(self, bodies: dict[bytes, set[bytes]]) -> MacroTable:
+        """The same where some macros have but these of their definitions."""
+        known = {name: templates for name, templates in self.pastes.items() if name not in bodies}
+        pastes, renames = find_pastes(bodies, known)
+        return replace(self, pastes=pastes, renames=renames)
 
     def pasted(self, mentions: frozenset[bytes], text: bytes) -> set[bytes]:
         """Names that macros of the project make of their arguments by `##`."""
@@ -180,13 +184,7 @@ class MacroTable:
 
     def paste(self, macro: bytes, arguments: list[bytes]) -> set[bytes]:
         """The names that one call of a macro makes of its arguments."""
-        words = [argument.strip() for argument in arguments]
-        made = (
-            b"".join(part if isinstance(part, bytes) else words[part] for part in template)
-            for template in self.pastes[macro]
-            if all(isinstance(part, bytes) or part < len(words) for part in template)
-        )
-        return set(filter(IDENTIFIER.fullmatch, made))
+        return pasted_names(self.pastes[macro], arguments)
 
     def mask_of(self, name: bytes) -> Mask | None:
         """The treatment of an identifier, or None when it is ordinary code."""

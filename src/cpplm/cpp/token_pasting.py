@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from cpplm.cpp.lexer import IDENTIFIER
 
 _PARAMETER = b"\x04"  # and its number, in what is pasted and in simple calls
 _PASTE = re.compile(rb"\x04?\w+(?:\s*##\s*\x04?\w+)+")
 _SIMPLE_CALL = re.compile(rb"\b([A-Za-z_]\w*)\s*\(([\x04\w\s,#]*)\)")
+_IS_WORD = re.compile(rb"\w*")
 _PASTED_PART = re.compile(rb"\x04?\w+")
 _DEEPEST_PASTE = 3
-# By the name of a macro what it pastes: words, and numbers of its parameters.
-Pastes = dict[bytes, frozenset[tuple[bytes | int, ...]]]
+_MOST_PASTES = 64  # of one template that names macros
+Template = tuple[bytes | int, ...]  # what a macro pastes: words, and numbers of its parameters
+Pastes = dict[bytes, frozenset[Template]]  # by the name of the macro
 
 
 def numbered(body: bytes, parameters: list[bytes]) -> bytes:
@@ -32,26 +36,56 @@ def chains_and_calls(body: bytes) -> list[bytes]:
     return [match.group() for pattern in (_PASTE, _SIMPLE_CALL) for match in pattern.finditer(body)]
 
 
-def through_others(pastes: Pastes, bodies: dict[bytes, set[bytes]]) -> Pastes:
-    """A macro that calls one that pastes, pastes too: `#define DECLARE(x) extern int FLAG(x)`."""
-    expanded = dict(pastes)
+def find_pastes(
+    bodies: dict[bytes, set[bytes]], known: Pastes | None = None
+) -> tuple[Pastes, dict[bytes, frozenset[bytes]]]:
+    """What macros paste, and the words that others stand for, see `_renames`.
+
+    Args:
+        bodies: of these macros, see `cpplm.cpp.macros.macro_bodies`.
+        known: what others paste that they may call.
+    """
+    direct: Pastes = {}
+    for name, texts in sorted(bodies.items()):
+        if templates := frozenset(each for text in texts for each in _pasted_by(text)):
+            direct[name] = templates
+    pastes = (known or {}) | direct
     for _ in range(_DEEPEST_PASTE):
-        inherited = {
-            name: frozenset(
-                template
-                for text in texts
-                for other, arguments in _SIMPLE_CALL.findall(text)
-                for inner in expanded.get(other, ())
-                if (template := _passed_on(inner, arguments.split(b",")))
-            )
+        pastes = pastes | {
+            name: templates
             for name, texts in sorted(bodies.items())
-            if name not in pastes
+            if name not in direct and (templates := _pasted_through(texts, pastes))
         }
-        expanded = pastes | {name: templates for name, templates in inherited.items() if templates}
-    return expanded
+    for name in bodies.keys() & pastes.keys():
+        pastes[name] = frozenset(each for template in pastes[name] for each in _with_macros(template, bodies))
+    return pastes, _renames(pastes, bodies)
 
 
-def _passed_on(inner: tuple[bytes | int, ...], arguments: list[bytes]) -> tuple[bytes | int, ...]:
+def _pasted_through(texts: Iterable[bytes], pastes: Pastes) -> frozenset[Template]:
+    """What a macro pastes by calls of one that does: `#define DECLARE(x) extern int FLAG(x)`."""
+    return frozenset(
+        template
+        for text in texts
+        for other, arguments in _SIMPLE_CALL.findall(text)
+        for inner in pastes.get(other, ())
+        if _has_parameters(template := _passed_on(inner, arguments.split(b",")))
+    )
+
+
+def _with_macros(template: Template, bodies: dict[bytes, set[bytes]]) -> Iterator[Template]:
+    """A template, and what it is with words that macros stand for: `#define TYPE(a) CONCAT(a, SUFFIX)`."""
+    choices = [
+        sorted({part, *filter(_IS_WORD.fullmatch, (text[1:] for text in bodies.get(part, ())))})
+        if isinstance(part, bytes)
+        else [part]
+        for part in template
+    ]
+    if math.prod(map(len, choices)) > _MOST_PASTES:
+        return iter([template])
+    return itertools.product(*choices)
+
+
+def _passed_on(inner: Template, arguments: list[bytes]) -> Template:
     """The pastes of a macro by a call of another one, with these arguments; empty where none is its own."""
     parts: list[bytes | int] = []
     for part in inner:
@@ -61,7 +95,48 @@ def _passed_on(inner: tuple[bytes | int, ...], arguments: list[bytes]) -> tuple[
             parts += _parts(arguments[part])
         else:
             return ()
-    return tuple(parts) if any(isinstance(part, int) for part in parts) else ()
+    return tuple(parts)
+
+
+def _has_parameters(template: Template) -> bool:
+    return any(isinstance(part, int) for part in template)
+
+
+def pasted_names(templates: Iterable[Template], arguments: list[bytes]) -> set[bytes]:
+    """The names that a call with these arguments makes.
+
+    Of a macro with several definitions those count that use the last argument, if any does: of
+    `FUNCTION(name)` and `FUNCTION(type, name)` the one of as many parameters.
+    """
+    words = [argument.strip() for argument in arguments]
+    usable = [template for template in templates if _last_parameter(template) < len(words)]
+    exact = [template for template in usable if _last_parameter(template) == len(words) - 1]
+    made = (
+        b"".join(part if isinstance(part, bytes) else words[part] for part in template)
+        for template in exact or usable
+    )
+    return set(filter(IDENTIFIER.fullmatch, made))
+
+
+def _last_parameter(template: Template) -> int:
+    return max((part for part in template if isinstance(part, int)), default=0)
+
+
+def _renames(pastes: Pastes, bodies: dict[bytes, set[bytes]]) -> dict[bytes, frozenset[bytes]]:
+    """The words that each macro in capitals stands for: `#define TYPE table_int`, later another.
+
+    What a header that is read under several of them declares has each of these names.
+    """
+    found: dict[bytes, set[bytes]] = {}
+    for name in filter(bytes.isupper, bodies):
+        words = found[name] = set[bytes]()
+        for body in (text[1:].strip() for text in bodies[name] if text[:1] == b" "):
+            words.update(filter(None, _IS_WORD.findall(body) if _IS_WORD.fullmatch(body) else ()))
+            call = _SIMPLE_CALL.fullmatch(body)
+            for inner in pastes.get(call.group(1), ()) if call else ():
+                for template in _with_macros(_passed_on(inner, call.group(2).split(b",")), bodies):
+                    words.add(b"".join(part for part in template if isinstance(part, bytes)))
+    return {name: frozenset(words) for name, words in sorted(found.items()) if words}
 
 
 def _parts(chain: bytes) -> list[bytes | int]:
@@ -70,9 +145,9 @@ def _parts(chain: bytes) -> list[bytes | int]:
     return [int(part[1:]) if part.startswith(_PARAMETER) else part for part in parts]
 
 
-def pasted_by(body: bytes) -> Iterator[tuple[bytes | int, ...]]:
+def _pasted_by(body: bytes) -> Iterator[Template]:
     """The pastes in a body, of parameters and other words."""
     for chain in _PASTE.findall(body) if b"##" in body else ():
         parts = _parts(chain)
-        if any(isinstance(part, int) for part in parts):
+        if _has_parameters(tuple(parts)):
             yield tuple(parts)

@@ -112,6 +112,10 @@ def test_placeholders_of_a_configuration():
     )
     assert configured(template) == expected
     assert configured(b"namespace @A_NAMESPACE@ {") == b"namespace A_NAMESPACE {"
+    assert configured(b"#define LIB_THREAD_LOCAL @TLS_SPECIFIER@\n").split() == [
+        b"#define",
+        b"LIB_THREAD_LOCAL",
+    ]
 
 
 def test_options_that_cmake_sets_by_default_are_defined(tmp_path):
@@ -378,3 +382,17 @@ def test_a_header_is_read_behind_what_all_sources_include_first(tmp_path):
         "node.h": "#pragma once\nnamespace c { typedef a::number number; }\nnamespace a { number f(); }\n",
     } | {f"{n}.cc": f'#include "stdafx.h"\n#include "node.h"\nint f{n};\n' for n in range(4)}
     assert compile_errors(one_document(tmp_path, files, of="node.h").text) == ""
+
+
+@pytest.mark.parametrize("budget", [16_384, 480])
+def test_what_a_function_returns_a_value_of_is_complete_where_it_is_called(tmp_path, budget):
+    fields = "".join(f"  int field_{number};\n" for number in range(12))
+    files = {
+        "lib.h": f"typedef struct selector_t {{\n{fields}}} selector_t;\n"
+        f"typedef struct other_t {{\n{fields}  int last;\n}} other_t;\n"
+        "selector_t all(void);\nother_t *find(selector_t which);\n",
+        "use.c": '#include "lib.h"\nint use(void) { return find(all()) != 0; }\n',
+    }
+    text = one_document(tmp_path, files, of="use.c", budget=budget).text
+    assert compile_errors(text, language="c") == ""
+    assert ("int last;" in text) == (budget > 480)  # a pointer to it is all that is used

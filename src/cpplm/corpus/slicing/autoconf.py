@@ -24,7 +24,8 @@ _VARIABLE = re.compile(rb"\$(?:\w+|\{\w+\})")
 _ASSIGNED_NUMBER = re.compile(rb"\b(\w+)=(\d+)\b")  # `with_link_size=2`
 # Which are nothing but for other systems or compilers: `extern @LIB_DLL_VARIABLE@ int n;`
 ATTRIBUTE = re.compile(
-    rb"(?:^|_)(?:(?:DLL|EXPORT|IMPORT|ATTRIBUTE|DEPRECATED|VISIBILITY|UNUSED|NORETURN|RESTRICT|INLINE)(?:_|$)|API$)"
+    rb"(?:^|_)(?:(?:DLL|EXPORT|IMPORT|ATTRIBUTE|DEPRECATED|VISIBILITY|UNUSED|NORETURN|RESTRICT|INLINE"
+    rb"|THREAD_LOCAL)(?:_|$)|API$)"
 )
 _PREFIXES = {b"CHECK_DECLS": b"HAVE_DECL_", b"CHECK_SIZEOF": b"SIZEOF_"}
 _ALWAYS = b"PACKAGE VERSION".split() + [

@@ -340,6 +340,8 @@ def configured(
 
     def named_value(match: re.Match[bytes]) -> bytes:  # `#define SIZEOF_SIZE_T @SIZE_T@`
         value = configured_value(match.group(2))
+        if value is None and ATTRIBUTE.search(match.group(2)):
+            value = b""
         return match.group() if value is None else match.group(1) + value
 
     def placeholder(match: re.Match[bytes]) -> bytes:  # `#define MY_INLINE @my_inline@`

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cpplm.corpus.slicing.expansion import Expansion, Place, Rank
+from cpplm.corpus.slicing.incomplete_types import value_returned
 from cpplm.corpus.slicing.lookup import TYPE_KINDS, Meanings, NameLookup
 from cpplm.corpus.slicing.measure import Measure
 from cpplm.corpus.slicing.shadowing import hiding_names
@@ -70,6 +71,9 @@ class Closure:
     _macros: dict[bytes, Set[bytes]] = field(default_factory=dict)
     # For types of which a declaration may do, the functions and members that are declared with them.
     _reached: dict[bytes, set[bytes]] = field(default_factory=lambda: defaultdict(set))
+    _returned: dict[bytes, set[bytes]] = field(
+        default_factory=lambda: defaultdict(set)
+    )  # as values, by functions
     _completed: tuple[int, int, int] = (0, 0, 0)  # sizes of these when they were last looked at together
     # From `Detail.SKELETON` on, the members that are not left out; where one is that is not among them.
     _called: set[bytes] = field(default_factory=lambda: set(CALLED_UNNAMED))
@@ -144,6 +148,9 @@ class Closure:
                 weak = declared.keys()
                 for name, others in declared.items():
                     self._reached[name] |= others
+                if item.kind == ItemKind.PROTOTYPE and declared:
+                    type_, function = value_returned(item.text)
+                    self._returned[type_].add(function)
             if self.detail >= Detail.SKELETON:
                 self._call(place, meanings)
             depth = self._depth.get(place, 0) + 1
@@ -178,6 +185,7 @@ class Closure:
             item = self.expansion.item(place)
             reached = any(not self._used.isdisjoint(self._reached[name]) for name in item.names)
             is_used = item.kind == ItemKind.ALIAS or not self._accesses.isdisjoint(hiding_names(item))
+            is_used |= any(not self._used.isdisjoint(self._returned[name]) for name in item.names)
             if reached and is_used:
                 queue.append((place, self._choose(place, weak=False, depth=self._depth[place])))
         self._completed = state

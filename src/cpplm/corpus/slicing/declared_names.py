@@ -61,7 +61,8 @@ def declared_names(item: Item, macros: MacroTable) -> set[bytes]:
         names.update(_UNQUALIFIED.findall(inner))
         names -= KEYWORD_BYTES.union(re.findall(rb"\b" + _STANDARD_TYPE + rb"\b", inner))
     if item.kind in (ItemKind.PROTOTYPE, ItemKind.FUNCTION):
-        names.update(name for macro, name in _NAMED_BY_MACRO.findall(item.text) if macro in macros.names)
+        named = _NAMED_BY_MACRO.findall(item.text)
+        names.update(name for macro, name in named if macro in macros.names and macro not in macros.pastes)
     if item.kind in (ItemKind.TYPE, ItemKind.VARIABLE) and b"enum" in code:
         made = made_enumerators(item, without_comments(item.text), macros)
         names.update(name for each in made for name in each.names)
@@ -69,11 +70,25 @@ def declared_names(item: Item, macros: MacroTable) -> set[bytes]:
         names.update(_BEHIND_CALL.findall(code) or _OF_OLD_C.findall(code))
     if item.qualifier and item.body_required and item.function_name:
         names.add(item.function_name)
-    if callee in macros.pastes and item.kind != ItemKind.MACRO:  # `int NAME(f)(void);` declares my_f
-        head = item.text[: item.text.find(b"{") + 1 or None]
-        names = (names - {callee}) | macros.pasted(frozenset((callee,)), head)
+    if item.kind == ItemKind.REGION:
+        names |= macros.pasted(item.mentions, item.text)
+    elif item.kind != ItemKind.MACRO:
+        names = _pasted(names | {callee}, item, macros) or names
+        names = names.union(*(macros.renames[name] for name in names & macros.renames.keys()))
     names.discard(b"")
     return names
+
+
+def _pasted(names: set[bytes], item: Item, macros: MacroTable) -> set[bytes]:
+    """The names, those instead that macros paste: `int NAME(f)(void);`, `typedef struct {} NAME(t);`."""
+    first = {name: word.group() for name in names if (word := IDENTIFIER.match(name))}
+    pasting = frozenset(first.values()) & macros.pastes.keys()
+    calls = b" ".join(name for name in names if b"(" in name and first.get(name) in pasting)
+    if not calls:
+        start, end = item.text.find(b"{") + 1 or len(item.text), item.text.rfind(b"}")
+        calls = item.text[:start] + item.text[end:]
+    pasted = macros.pasted(pasting, calls) if pasting else set()
+    return {name for name in names if first.get(name) not in pasting} | pasted if pasted else set()
 
 
 def _is_function(name: bytes, code: bytes) -> bool:

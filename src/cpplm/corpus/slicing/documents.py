@@ -141,7 +141,7 @@ class _Slicer:
         self.budget = options.budget
         self.too_long: set[Place] = set()  # borrowed items that need more than fits into a document
         self.examined: set[Place] = set()
-        self.unfit: set[Place] = set()  # own items that do not fit into a document with what they need
+        self.fit: dict[Place, bool] = {}  # of own items, whether they fit into a document with what they need
         self.own_names = [file.name for file in unit.files]
         self.expansion = expand_unit(self.own_names, index, callees)
         self.lookup = NameLookup(self.expansion)
@@ -163,7 +163,7 @@ class _Slicer:
             return []
         self.expansion, self.own = expansion, every
         self.lookup, self.unnamed = NameLookup(expansion), UnnamedItems(expansion)
-        self.too_long, self.examined, self.unfit = set(), set(), set()
+        self.too_long, self.examined, self.fit = set(), set(), {}
         return places
 
     def beside(self, callees: Sequence[Key]) -> _Slicer:
@@ -302,7 +302,7 @@ class _Slicer:
         taken: list[Place] = []
         closed = 0  # so many of them are closed together, as if those had been tried that surely do not fit
         for place in waiting:
-            if place in self.unfit:
+            if self.fit.get(place) is False:
                 continue
             if taken and self._needs_too_long(place, closure):
                 closed = len(taken)
@@ -333,17 +333,18 @@ class _Slicer:
 
     def _never_fits(self, place: Place) -> bool:
         """True if an own item does not fit into a document with the least of what it needs."""
-        if place not in self.unfit and not self._fits([place], Detail.BARE):
-            self.unfit.add(place)
-            self._find_too_long(place)
-        return place in self.unfit
+        if place not in self.fit:
+            self.fit[place] = self._fits([place], Detail.BARE)
+            if not self.fit[place]:
+                self._find_too_long(place)
+        return not self.fit[place]
 
     def _needs_too_long(self, place: Place, closure: Closure) -> bool:
-        """True if an own item names one that is known to need too much; it is remembered as unfit."""
+        """True if an own item names one that is known to need too much, so that it will not fit either."""
         places = self.lookup.meanings(place, self.expansion.item(place)).places if self.too_long else ()
         if all(each == place or each in closure.chosen for each in self.too_long.intersection(places)):
             return False
-        self.unfit.add(place)
+        self.fit[place] = False
         return True
 
     def _fits(self, own: Sequence[Place], detail: Detail) -> bool:

@@ -53,6 +53,19 @@ def needs_only_declared(text: bytes, kind: ItemKind) -> Mapping[bytes, frozenset
     return {name: frozenset(declared) for name, declared in weak.items() if name not in strong}
 
 
+@functools.lru_cache(maxsize=1_024)
+def value_returned(prototype: bytes) -> tuple[bytes, bytes]:
+    """The type that a function returns a value of, as its declaration ends with it, and the function."""
+    function = METHOD.search(prototype)
+    before = prototype[: function.start()].rstrip() if function is not None else b""
+    type_ = IDENTIFIER.findall(before)[-1:]
+    return (
+        (type_[0], function.group(1))
+        if function is not None and type_ and before.endswith(type_[0])
+        else (b"", b"")
+    )
+
+
 @functools.lru_cache(maxsize=8_192)
 def _part_names(part: bytes) -> tuple[list[bytes], list[bytes], bytes, list[bytes]]:
     """Of a declaration the names that only have to be declared, those through which what it declares is

@@ -15,8 +15,10 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from cpplm.corpus.slicing.declared_names import declared_names
 from cpplm.corpus.slicing.expansion import Expansion, Place, Rank
 from cpplm.corpus.slicing.incomplete_types import needs_only_declared
+from cpplm.corpus.slicing.redefined_macros import RedefinedMacros
 from cpplm.corpus.slicing.shadowing import (
     HIDDEN_KINDS,
     befriended,
@@ -27,6 +29,7 @@ from cpplm.corpus.slicing.shadowing import (
 from cpplm.corpus.slicing.shortening import called_in
 from cpplm.cpp.items import Item, ItemKind, condition_names, scope_macros
 from cpplm.cpp.lexer import IDENTIFIER, names_in
+from cpplm.cpp.macros import MacroTable
 from cpplm.cpp.segments import Scope
 
 # Names that a header without includes has from the files that include it.
@@ -96,6 +99,9 @@ class NameLookup:
     """Looks up the names of items of one expansion."""
 
     expansion: Expansion
+    redefined: RedefinedMacros = field(init=False)
+    _tables: dict[Place, MacroTable | None] = field(default_factory=dict)  # of macros as they are there
+    _declared_at: dict[Place, Set[bytes]] = field(default_factory=dict)
     _ranked: dict[bytes, RankedPlaces] = field(default_factory=dict)
     # By name, how many of its places are visible, and whether the name is hidden.
     _candidates: dict[tuple[bytes, int, bool], Candidates] = field(default_factory=dict)
@@ -106,6 +112,9 @@ class NameLookup:
     _hidden: dict[Place, Set[bytes]] = field(default_factory=dict)
     # By identity, since an item comes in several lengths; it is kept, so that no other gets its id.
     _found: dict[tuple[Place, int], Meanings] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.redefined = RedefinedMacros(self.expansion)
 
     def meanings(self, place: Place, item: Item) -> Meanings:
         """The meanings of the identifiers of an item.
@@ -160,7 +169,17 @@ class NameLookup:
         rank = self.rank(place, item)
         found: list[Candidates] = []
         known = self._at_place.setdefault(place, {})
-        for name in sorted(mentions & self.expansion.index.declared.keys()):
+        redefined = self.redefined.asked_by(item) if self.redefined.names else frozenset()
+        if (
+            redefined and (table := self._table_at(place)) is not None
+        ):  # no names pasted under other definitions
+            mentions = mentions - self.expansion.index.macros.pasted(mentions, item.text)
+            mentions |= table.pasted(mentions, item.text)
+        found += [
+            Candidates(name, name, self.redefined.holding(name, self.expansion.rank(place)), exact=True)
+            for name in sorted(redefined)
+        ]
+        for name in sorted((mentions & self.expansion.index.declared.keys()) - self.redefined.names):
             candidates = known.get(name)
             if candidates is None:
                 key = (name, self._declaring(name).visible(rank), name in hidden)
@@ -189,12 +208,9 @@ class NameLookup:
         return Candidates(name, b"?" + name if hidden else name, places)
 
     def _needed_definitions(self, places: list[Place], macro: bytes) -> list[Place]:
-        """Of one definition that is read again and again the first place, and one behind any own `#undef`."""
+        """Of one definition that is read again and again, and never ended, the first place."""
         defining = {place for place in places if self._defines(place, macro)}
         if len(defining) < 2 or len(set(map(self.expansion.key, defining))) > 1:
-            return places
-        ends = {each.macro for place in places for each in self.expansion.item(place).directives}
-        if any(self._has_definitions(each) for each in ends):  # then a borrowed `#undef` ends this one, too
             return places
         needed: list[Place] = []
         is_defined = False
@@ -204,11 +220,6 @@ class NameLookup:
                 needed.append(place)
                 is_defined = place in defining and not visit.is_conditional
         return needed
-
-    def _has_definitions(self, macro: bytes) -> bool:
-        """True if several texts define a macro."""
-        places = self.expansion.declaring(macro)
-        return len({self.expansion.key(place) for place in places if self._defines(place, macro)}) > 1
 
     def _defines(self, place: Place, macro: bytes) -> bool:
         directives = self.expansion.item(place).directives
@@ -275,8 +286,25 @@ class NameLookup:
         """All places that declare a name."""
         if name not in self._ranked:
             expansion = self.expansion
-            self._ranked[name] = self._rank(sorted(expansion.declaring(name), key=expansion.rank))
+            places = sorted(expansion.declaring(name), key=expansion.rank)
+            if self.redefined.names:
+                places = [place for place in places if name in self._names_at(place, name)]
+            self._ranked[name] = self._rank(places)
         return self._ranked[name]
+
+    def _table_at(self, place: Place) -> MacroTable | None:
+        if place not in self._tables:
+            self._tables[place] = self.redefined.table_at(place)
+        return self._tables[place]
+
+    def _names_at(self, place: Place, name: bytes) -> Set[bytes]:
+        """What an item declares where it stands: of `NAME(entry)` what the macro pastes there."""
+        table = self._table_at(place)
+        if table is None:
+            return {name}
+        if place not in self._declared_at:
+            self._declared_at[place] = declared_names(self.expansion.item(place), table)
+        return self._declared_at[place]
 
     def _rank(self, places: list[Place]) -> RankedPlaces:
         items = map(self.expansion.item, places)

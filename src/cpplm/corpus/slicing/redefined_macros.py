@@ -1,0 +1,136 @@
+"""Macros that a unit defines, undefines and defines as something else: parameters of headers read repeatedly.
+
+Such as `#define TYPE int`, `#include "table.h"`, `#undef TYPE`, then the same with `char`. A use of one needs
+the definition that holds there (ISO C++20, 15.6.5), where any other is looked up once for all uses.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Iterator, Set
+
+from cpplm.corpus.slicing.expansion import Expansion, Place, Rank
+from cpplm.cpp.items import Item, ItemKind, condition_names
+from cpplm.cpp.lexer import ELSE_KEYWORDS, IF_KEYWORDS, names_in
+from cpplm.cpp.macros import MacroTable, macro_bodies
+
+
+class RedefinedMacros:
+    """Those of one expansion, none in most.
+
+    Attributes:
+        names: of the macros.
+    """
+
+    def __init__(self, expansion: Expansion) -> None:
+        self._expansion = expansion
+        self._used: dict[bytes, Set[bytes]] = {}
+        definitions: dict[bytes, list[Place]] = defaultdict(list)
+        asked: dict[bytes, set[bytes]] = defaultdict(set)  # by the conditions of its definitions
+        ended: dict[bytes, set[bytes]] = defaultdict(set)  # with what else at once
+        for place in self._places():
+            item = expansion.item(place)
+            undefined = {each.macro for each in item.directives if each.keyword == b"undef"}
+            for name in undefined:
+                ended[name] |= undefined - {name}
+            for name in {each.macro for each in item.directives if each.keyword == b"define"}:
+                definitions[name].append(place)
+                asked[name] |= _conditions(item) - {name}
+        several = {name for name, places in definitions.items() if len(places) > 1}
+        self.names = {
+            name for name in several & ended.keys() if len(set(map(expansion.key, definitions[name]))) > 1
+        }
+        changing = self.names | (ended.keys() & definitions.keys())
+        while more := {
+            name
+            for name in several - self.names
+            if not (changing.isdisjoint(asked[name]) and self.names.isdisjoint(ended.get(name, ())))
+        }:
+            self.names |= more
+            changing |= more
+
+    def asked_by(self, item: Item) -> Set[bytes]:
+        """The names that a place looks up in the definitions that hold there: also through other macros.
+
+        Of an item of definitions only those in its conditions: what the rest stands for is looked up where
+        its macros are used.
+        """
+        if item.kind == ItemKind.MACRO:
+            return self.names & _conditions(item)
+        return self.names & self._named_by(item)
+
+    def _named_by(self, item: Item) -> Set[bytes]:
+        """The identifiers of an item, and all that its macros lead to."""
+        return item.mentions.union(*map(self._used_by, item.mentions & self._using.keys()))
+
+    def holding(self, name: bytes, rank: Rank) -> list[Place]:
+        """The places of the definition of a macro that holds at a rank, and of what ended the one before."""
+        expansion = self._expansion
+        places = [place for place in expansion.declaring(name) if expansion.rank(place) < rank]
+        found: list[Place] = []
+        is_defined = False
+        for place in sorted(places, key=expansion.rank, reverse=True):
+            item = expansion.item(place)
+            keywords = {each.keyword for each in item.directives if each.macro == name}
+            if (
+                not keywords
+            ):  # something else of this name, but for calls of macros that have it as an argument
+                found += [place] if item.kind != ItemKind.CALL else []
+                continue
+            if is_defined and b"undef" not in keywords:
+                continue  # a definition that has ended by then
+            found.append(place)
+            visit = expansion.visits[place[0]]
+            is_certain = visit.live.get(place[1], True) is True and not visit.is_conditional
+            if b"define" not in keywords and is_certain:
+                break
+            is_defined = is_defined or is_certain
+        return found[::-1]
+
+    def table_at(self, place: Place) -> MacroTable | None:
+        """The macros of the project as they are where an item stands; None where it uses none of these."""
+        expansion, item = self._expansion, self._expansion.item(place)
+        used = self._named_by(item) if item.kind != ItemKind.MACRO else set()
+        used = {name for name in used if not self.names.isdisjoint({name, *self._used_by(name)})}
+        rank = expansion.rank(place)
+        bodies = macro_bodies(
+            each
+            for name in used
+            for found in (self.holding(name, rank) if name in self.names else expansion.declaring(name))
+            for each in expansion.item(found).directives
+            if each.macro == name
+        )
+        return expansion.index.macros.where(bodies) if bodies else None
+
+    def _places(self) -> Iterator[Place]:
+        """The places of all directives that are read."""
+        for number, visit in enumerate(self._expansion.visits):
+            for position, item in enumerate(visit.file.items):
+                if item.directives and visit.is_read(position):
+                    yield number, position
+
+    @functools.cached_property
+    def _using(self) -> dict[bytes, set[bytes]]:
+        """By the name of a macro the names in what it stands for."""
+        using: dict[bytes, set[bytes]] = defaultdict(set)
+        for each in (each for place in self._places() for each in self._expansion.item(place).directives):
+            if each.keyword == b"define":
+                using[each.macro] |= names_in(each.argument) - {each.macro}
+        return using
+
+    def _used_by(self, macro: bytes) -> Set[bytes]:
+        """The names that a macro leads to."""
+        if macro not in self._used:
+            found: set[bytes] = set()
+            waiting = {macro}
+            while waiting := set[bytes]().union(*(self._using.get(each, ()) for each in waiting)) - found:
+                found |= waiting
+            self._used[macro] = found
+        return self._used[macro]
+
+
+def _conditions(item: Item) -> set[bytes]:
+    """The macros that the conditions in an item and around it ask for."""
+    conditions = (each for each in item.directives if each.keyword in IF_KEYWORDS | ELSE_KEYWORDS)
+    return condition_names(item.stack).union(*(names_in(each.argument) for each in conditions))
