@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
@@ -174,7 +174,7 @@ class MacroTable:
         pastes, renames = find_pastes(bodies, known)
         return replace(self, pastes=pastes, renames=renames)
 
-    def pasted(self, mentions: frozenset[bytes], text: bytes) -> set[bytes]:
+    def pasted(self, mentions: Set[bytes], text: bytes) -> set[bytes]:
         """Names that macros of the project make of their arguments by `##`."""
         names: set[bytes] = set()
         for macro in mentions & self.pastes.keys():

@@ -119,7 +119,7 @@ def pasted_names(templates: Iterable[Template], arguments: list[bytes]) -> set[b
 
 
 def _last_parameter(template: Template) -> int:
-    return max((part for part in template if isinstance(part, int)), default=0)
+    return max((part for part in template if isinstance(part, int)), default=-1)
 
 
 def _renames(pastes: Pastes, bodies: dict[bytes, set[bytes]]) -> dict[bytes, frozenset[bytes]]:
@@ -127,16 +127,16 @@ def _renames(pastes: Pastes, bodies: dict[bytes, set[bytes]]) -> dict[bytes, fro
 
     What a header that is read under several of them declares has each of these names.
     """
-    found: dict[bytes, set[bytes]] = {}
-    for name in filter(bytes.isupper, bodies):
-        words = found[name] = set[bytes]()
-        for body in (text[1:].strip() for text in bodies[name] if text[:1] == b" "):
-            words.update(filter(None, _IS_WORD.findall(body) if _IS_WORD.fullmatch(body) else ()))
-            call = _SIMPLE_CALL.fullmatch(body)
-            for inner in pastes.get(call.group(1), ()) if call else ():
-                for template in _with_macros(_passed_on(inner, call.group(2).split(b",")), bodies):
-                    words.add(b"".join(part for part in template if isinstance(part, bytes)))
-    return {name: frozenset(words) for name, words in sorted(found.items()) if words}
+    found: dict[bytes, frozenset[bytes]] = {}
+    for name in sorted(filter(bytes.isupper, bodies)):
+        values = [text[1:].strip() for text in bodies[name] if text[:1] == b" "]
+        words = set(filter(IDENTIFIER.fullmatch, values))
+        for call in filter(None, map(_SIMPLE_CALL.fullmatch, values)):
+            called = (_passed_on(each, call.group(2).split(b",")) for each in pastes.get(call.group(1), ()))
+            words |= pasted_names((each for inner in called for each in _with_macros(inner, bodies)), [])
+        if words:
+            found[name] = frozenset(words)
+    return found
 
 
 def _parts(chain: bytes) -> list[bytes | int]:

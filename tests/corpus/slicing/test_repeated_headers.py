@@ -93,6 +93,11 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "use.c": '#include "by_text.h"\n#include "by_int.h"\n'
         'int use(void) { return by_int_get(1)->key + *by_text_get("a")->key; }\n',
     },
+    "a macro that pastes, defined in one `#if` with an include": {
+        "timer.h": "#ifdef CPU_MHZ\n#include <cycles.h>\n#define TIMER(name) cycles begin_##name\n#else\n"
+        "#define TIMER(name) long begin_##name\n#endif\n",
+        "use.c": '#include "timer.h"\nint use(void)\n{\n  TIMER(all);\n  return begin_all = 2;\n}\n',
+    },
 }  # fmt: skip
 
 

@@ -72,7 +72,7 @@ def declared_names(item: Item, macros: MacroTable) -> set[bytes]:
         names.add(item.function_name)
     if item.kind == ItemKind.REGION:
         names |= macros.pasted(item.mentions, item.text)
-    elif item.kind != ItemKind.MACRO:
+    elif item.kind not in (ItemKind.MACRO, ItemKind.INCLUDE):
         names = _pasted(names | {callee}, item, macros) or names
         names = names.union(*(macros.renames[name] for name in names & macros.renames.keys()))
     names.discard(b"")
