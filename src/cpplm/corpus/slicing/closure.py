@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cpplm.corpus.slicing.expansion import Expansion, Place, Rank
-from cpplm.corpus.slicing.incomplete_types import value_returned
 from cpplm.corpus.slicing.lookup import TYPE_KINDS, Meanings, NameLookup
 from cpplm.corpus.slicing.measure import Measure
 from cpplm.corpus.slicing.shadowing import hiding_names
@@ -141,15 +140,14 @@ class Closure:
         while (queue or self._restore_members(queue) or self._complete(queue)) and self.size <= most:
             place, item = queue.popleft()
             meanings = self.lookup.meanings(place, item)
-            self._note_macros(item)
+            if item.directives:
+                self._note_macros(item)
             weak: Set[bytes] = frozenset()
             if place in self.reasons and self.detail >= Detail.FORWARD:
-                declared = self.lookup.declared(place, meanings)
-                weak = declared.keys()
-                for name, others in declared.items():
+                weak, reached, (type_, function) = self.lookup.weak_needs(place, meanings)
+                for name, others in reached:
                     self._reached[name] |= others
-                if item.kind == ItemKind.PROTOTYPE and declared:
-                    type_, function = value_returned(item.text)
+                if type_ in weak:
                     self._returned[type_].add(function)
             if self.detail >= Detail.SKELETON:
                 self._call(place, meanings)

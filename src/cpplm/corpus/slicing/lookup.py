@@ -11,13 +11,13 @@ from __future__ import annotations
 import bisect
 import re
 import sys
-from collections.abc import Mapping, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cpplm.corpus.slicing.declared_names import declared_names
 from cpplm.corpus.slicing.expansion import Expansion, Place, Rank
-from cpplm.corpus.slicing.incomplete_types import needs_only_declared
+from cpplm.corpus.slicing.incomplete_types import needs_only_declared, value_returned
 from cpplm.corpus.slicing.redefined_macros import RedefinedMacros
 from cpplm.corpus.slicing.shadowing import (
     HIDDEN_KINDS,
@@ -56,6 +56,18 @@ class Candidates(NamedTuple):
     exact: bool = False
 
 
+class WeakNeeds(NamedTuple):
+    """What a borrowed item needs no more of than a declaration.
+
+    `reached`: for the types through which something that it declares is reached, that; `returned`: the type
+    that a function returns a value of, and the function.
+    """
+
+    names: Set[bytes]
+    reached: Sequence[tuple[bytes, Set[bytes]]]
+    returned: tuple[bytes, bytes]
+
+
 @dataclass(slots=True)
 class Meanings:
     """Candidates for the identifiers of an item at a place, and what else is asked of it, each once.
@@ -69,7 +81,7 @@ class Meanings:
         attaching: the types that it declares, or macros that may stand for types (`REFGUID`), which operators
             or specializations take.
         calls: the names by which it may use members of classes, by whether it is borrowed.
-        declared: the names that a declaration is enough for, if it is borrowed; None until that is looked up.
+        weak: what a declaration is enough for, if it is borrowed; None until that is looked up.
     """
 
     item: Item
@@ -79,7 +91,7 @@ class Meanings:
     members: frozenset[bytes]
     attaching: tuple[bytes, ...]
     calls: dict[bool, Set[bytes]] = field(default_factory=dict)
-    declared: Mapping[bytes, Set[bytes]] | None = None
+    weak: WeakNeeds | None = None
 
 
 class RankedPlaces(NamedTuple):
@@ -134,14 +146,18 @@ class NameLookup:
             self._found[key] = found
         return found
 
-    def declared(self, place: Place, meanings: Meanings) -> Mapping[bytes, Set[bytes]]:
-        """The names in a borrowed item that a declaration is enough for, see `needs_only_declared`."""
-        if meanings.declared is None:
+    def weak_needs(self, place: Place, meanings: Meanings) -> WeakNeeds:
+        """What a declaration is enough for in a borrowed item, see `needs_only_declared`."""
+        if meanings.weak is None:
             item = meanings.item
-            names = needs_only_declared(item.text, item.kind)
-            complete = self.complete(place, item) | (names.keys() & self.expansion.index.macros.names)
-            meanings.declared = {name: declared for name, declared in names.items() if name not in complete}
-        return meanings.declared
+            declared = needs_only_declared(item.text, item.kind)
+            names = {each.name for each in meanings.candidates if each.name in declared}
+            names -= self.complete(place, item)
+            names -= names & self.expansion.index.macros.names
+            reached = [(name, declared[name]) for name in names if declared[name]]
+            returned = value_returned(item.text) if item.kind == ItemKind.PROTOTYPE and names else (b"", b"")
+            meanings.weak = WeakNeeds(names, reached, returned)
+        return meanings.weak
 
     def called(self, place: Place, meanings: Meanings, *, borrowed: bool) -> Set[bytes]:
         """The names by which an item may use members of classes."""
