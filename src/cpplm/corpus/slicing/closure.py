@@ -70,9 +70,8 @@ class Closure:
     _macros: dict[bytes, Set[bytes]] = field(default_factory=dict)
     # For types of which a declaration may do, the functions and members that are declared with them.
     _reached: dict[bytes, set[bytes]] = field(default_factory=lambda: defaultdict(set))
-    _returned: dict[bytes, set[bytes]] = field(
-        default_factory=lambda: defaultdict(set)
-    )  # as values, by functions
+    # And those that return values of them.
+    _returned: dict[bytes, set[bytes]] = field(default_factory=lambda: defaultdict(set))
     _completed: tuple[int, int, int] = (0, 0, 0)  # sizes of these when they were last looked at together
     # From `Detail.SKELETON` on, the members that are not left out; where one is that is not among them.
     _called: set[bytes] = field(default_factory=lambda: set(CALLED_UNNAMED))

@@ -22,6 +22,7 @@ _POINTER = re.compile(
 _DIRECTIVE = re.compile(rb"(?m)^[ \t]*+#(?:[^\n\\]++|\\.)*+", re.DOTALL)  # with the lines that continue it
 _INITIALIZERS = re.compile(rb"\)[\w\s]*+:(?!:)")  # `Table() : size(DEFAULT) {}`
 _SCOPE_OF = re.compile(rb"\b(\w+)\s*(?:<[^;{}<>]*>)?\s*::")
+_LAST_WORD = re.compile(rb"(?<!\w)([A-Za-z_]\w*+)\s*+\Z")
 MEMBER_END = re.compile(rb"[;{}]|\b(?:public|private|protected)\s*:(?!:)")
 
 
@@ -57,13 +58,10 @@ def needs_only_declared(text: bytes, kind: ItemKind) -> Mapping[bytes, frozenset
 def value_returned(prototype: bytes) -> tuple[bytes, bytes]:
     """The type that a function returns a value of, as its declaration ends with it, and the function."""
     function = METHOD.search(prototype)
-    before = prototype[: function.start()].rstrip() if function is not None else b""
-    type_ = IDENTIFIER.findall(before)[-1:]
-    return (
-        (type_[0], function.group(1))
-        if function is not None and type_ and before.endswith(type_[0])
-        else (b"", b"")
-    )
+    if function is None:
+        return b"", b""
+    type_ = _LAST_WORD.search(prototype, 0, function.start())
+    return (type_.group(1), function.group(1)) if type_ is not None else (b"", b"")
 
 
 @functools.lru_cache(maxsize=8_192)

@@ -6,6 +6,7 @@ the definition that holds there (ISO C++20, 15.6.5), where any other is looked u
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections import defaultdict
 from collections.abc import Iterator, Set
@@ -14,6 +15,8 @@ from cpplm.corpus.slicing.expansion import Expansion, Place, Rank
 from cpplm.cpp.items import Item, ItemKind, condition_names
 from cpplm.cpp.lexer import ELSE_KEYWORDS, IF_KEYWORDS, names_in
 from cpplm.cpp.macros import MacroTable, macro_bodies
+
+_DEEPEST = 16  # how many macros lead from one to the next
 
 
 class RedefinedMacros:
@@ -26,6 +29,7 @@ class RedefinedMacros:
     def __init__(self, expansion: Expansion) -> None:
         self._expansion = expansion
         self._used: dict[bytes, Set[bytes]] = {}
+        self._ordered: dict[bytes, tuple[list[Place], list[Rank]]] = {}
         definitions: dict[bytes, list[Place]] = defaultdict(list)
         asked: dict[bytes, set[bytes]] = defaultdict(set)  # by the conditions of its definitions
         ended: dict[bytes, set[bytes]] = defaultdict(set)  # with what else at once
@@ -42,11 +46,12 @@ class RedefinedMacros:
             name for name in several & ended.keys() if len(set(map(expansion.key, definitions[name]))) > 1
         }
         changing = self.names | (ended.keys() & definitions.keys())
-        while more := {
-            name
-            for name in several - self.names
-            if not (changing.isdisjoint(asked[name]) and self.names.isdisjoint(ended.get(name, ())))
-        }:
+        for _ in range(_DEEPEST):
+            more = {
+                name
+                for name in several - self.names
+                if not (changing.isdisjoint(asked[name]) and self.names.isdisjoint(ended.get(name, ())))
+            }
             self.names |= more
             changing |= more
 
@@ -67,15 +72,17 @@ class RedefinedMacros:
     def holding(self, name: bytes, rank: Rank) -> list[Place]:
         """The places of the definition of a macro that holds at a rank, and of what ended the one before."""
         expansion = self._expansion
-        places = [place for place in expansion.declaring(name) if expansion.rank(place) < rank]
+        if name not in self._ordered:
+            ordered = sorted(expansion.declaring(name), key=expansion.rank)
+            self._ordered[name] = ordered, list(map(expansion.rank, ordered))
+        places, ranks = self._ordered[name]
         found: list[Place] = []
         is_defined = False
-        for place in sorted(places, key=expansion.rank, reverse=True):
+        for number in reversed(range(bisect.bisect_left(ranks, rank))):
+            place = places[number]
             item = expansion.item(place)
             keywords = {each.keyword for each in item.directives if each.macro == name}
-            if (
-                not keywords
-            ):  # something else of this name, but for calls of macros that have it as an argument
+            if not keywords:  # something else of this name, or a call of a macro that has it as an argument
                 found += [place] if item.kind != ItemKind.CALL else []
                 continue
             if is_defined and b"undef" not in keywords:
@@ -124,7 +131,8 @@ class RedefinedMacros:
         if macro not in self._used:
             found: set[bytes] = set()
             waiting = {macro}
-            while waiting := set[bytes]().union(*(self._using.get(each, ()) for each in waiting)) - found:
+            for _ in range(_DEEPEST):
+                waiting = set[bytes]().union(*(self._using.get(each, ()) for each in waiting)) - found
                 found |= waiting
             self._used[macro] = found
         return self._used[macro]
