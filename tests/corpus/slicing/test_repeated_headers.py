@@ -101,11 +101,6 @@ _PROJECTS: dict[str, dict[str, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("files", _PROJECTS.values(), ids=_PROJECTS)
-def test_a_project_compiles(tmp_path, files):
-    assert_compiles(tmp_path, files)
-
-
 def test_a_use_borrows_the_definitions_that_hold_there(tmp_path):
     """Not those under which other headers were read, of which nothing is used."""
     files = _PROJECTS["types and functions whose names are pasted of a macro's word"]
@@ -113,3 +108,8 @@ def test_a_use_borrows_the_definitions_that_hold_there(tmp_path):
     assert compile_errors(text, language="c") == ""
     # Two for the types, two for the functions, none for matrices.
     assert text.count("#define SHORT int\n") == 4
+
+
+@pytest.mark.parametrize("files", _PROJECTS.values(), ids=_PROJECTS)
+def test_a_project_compiles(tmp_path, files):
+    assert_compiles(tmp_path, files)
