@@ -186,9 +186,8 @@ class NameLookup:
         found: list[Candidates] = []
         known = self._at_place.setdefault(place, {})
         redefined = self.redefined.asked_by(item) if self.redefined.names else frozenset()
-        if (
-            redefined and (table := self._table_at(place)) is not None
-        ):  # no names pasted under other definitions
+        if redefined and (table := self._table_at(place)) is not None:
+            # No names that are pasted under other definitions.
             mentions = mentions - self.expansion.index.macros.pasted(mentions, item.text)
             mentions |= table.pasted(mentions, item.text)
         found += [
@@ -304,7 +303,7 @@ class NameLookup:
             expansion = self.expansion
             places = sorted(expansion.declaring(name), key=expansion.rank)
             if self.redefined.names:
-                places = [place for place in places if name in self._names_at(place, name)]
+                places = [place for place in places if self._declares(place, name)]
             self._ranked[name] = self._rank(places)
         return self._ranked[name]
 
@@ -313,14 +312,14 @@ class NameLookup:
             self._tables[place] = self.redefined.table_at(place)
         return self._tables[place]
 
-    def _names_at(self, place: Place, name: bytes) -> Set[bytes]:
-        """What an item declares where it stands: of `NAME(entry)` what the macro pastes there."""
+    def _declares(self, place: Place, name: bytes) -> bool:
+        """True if an item declares a name where it stands: `NAME(entry)`, what the macro pastes there."""
         table = self._table_at(place)
         if table is None:
-            return {name}
+            return True
         if place not in self._declared_at:
             self._declared_at[place] = declared_names(self.expansion.item(place), table)
-        return self._declared_at[place]
+        return name in self._declared_at[place]
 
     def _rank(self, places: list[Place]) -> RankedPlaces:
         items = map(self.expansion.item, places)
