@@ -168,8 +168,8 @@ class MacroTable:
         renames = {name: words for name, words in renames.items() if len(words) > 1}
         return cls(dict(sorted(masks.items())), pastes, frozenset(bodies), functions, renames)
 
-    def where(self, bodies: dict[bytes, set[bytes]]) -> MacroTable:
-        """The same where some macros have but these of their definitions."""
+    def with_bodies(self, bodies: dict[bytes, set[bytes]]) -> MacroTable:
+        """The same table with no other definitions of these macros."""
         known = {name: templates for name, templates in self.pastes.items() if name not in bodies}
         pastes, renames = find_pastes(bodies, known)
         return replace(self, pastes=pastes, renames=renames)

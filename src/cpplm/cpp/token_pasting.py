@@ -39,7 +39,7 @@ def chains_and_calls(body: bytes) -> list[bytes]:
 def find_pastes(
     bodies: dict[bytes, set[bytes]], known: Pastes | None = None
 ) -> tuple[Pastes, dict[bytes, frozenset[bytes]]]:
-    """What macros paste, and the words that others stand for, see `_renames`.
+    """The templates that macros paste, and the words that others stand for, see `_renames`.
 
     Args:
         bodies: of these macros, see `cpplm.cpp.macros.macro_bodies`.
@@ -62,7 +62,7 @@ def find_pastes(
 
 
 def _pasted_through(texts: Iterable[bytes], pastes: Pastes) -> frozenset[Template]:
-    """What a macro pastes by calls of one that does: `#define DECLARE(x) extern int FLAG(x)`."""
+    """The templates of a macro that calls one that pastes: `#define DECLARE(x) extern int FLAG(x)`."""
     return frozenset(
         template
         for text in texts
@@ -86,7 +86,7 @@ def _with_macros(template: Template, bodies: dict[bytes, set[bytes]]) -> Iterato
 
 
 def _passed_on(inner: Template, arguments: list[bytes]) -> Template:
-    """The pastes of a macro by a call of another one, with these arguments; empty where none is its own."""
+    """The pastes of a macro by a call of another one, with these arguments; empty where one is not given."""
     parts: list[bytes | int] = []
     for part in inner:
         if isinstance(part, bytes):

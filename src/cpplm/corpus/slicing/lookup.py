@@ -57,7 +57,7 @@ class Candidates(NamedTuple):
 
 
 class WeakNeeds(NamedTuple):
-    """What a borrowed item needs no more of than a declaration.
+    """The types that a borrowed item needs no more of than a declaration.
 
     `reached`: for the types through which something that it declares is reached, that; `returned`: the type
     that a function returns a value of, and the function.
@@ -147,7 +147,7 @@ class NameLookup:
         return found
 
     def weak_needs(self, place: Place, meanings: Meanings) -> WeakNeeds:
-        """What a declaration is enough for in a borrowed item, see `needs_only_declared`."""
+        """The types that a declaration is enough for in a borrowed item, see `needs_only_declared`."""
         if meanings.weak is None:
             item = meanings.item
             declared = needs_only_declared(item.text, item.kind)

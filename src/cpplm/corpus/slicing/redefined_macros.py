@@ -108,7 +108,7 @@ class RedefinedMacros:
             for each in expansion.item(found).directives
             if each.macro == name
         )
-        return expansion.index.macros.where(bodies) if bodies else None
+        return expansion.index.macros.with_bodies(bodies) if bodies else None
 
     def _places(self) -> Iterator[Place]:
         """The places of all directives that are read."""
