@@ -69,9 +69,9 @@ def test_samples_share_what_was_read(engine: Engine) -> None:
 def test_a_shared_beginning_is_read_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     read, hidden_states = [], engine.model.hidden_states
 
-    def counted(ids_BT, *arguments):
+    def counted(ids_BT, *arguments, **options):
         read.append(ids_BT.size(1))
-        return hidden_states(ids_BT, *arguments)
+        return hidden_states(ids_BT, *arguments, **options)
 
     monkeypatch.setattr(engine.model, "hidden_states", counted)
     header = ids(50)

@@ -19,7 +19,12 @@ class Rows:
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         """Logits BTV of the next tokens."""
-        logits = self.model(ids, self.cache.view(self.sequences, ids.size(1)))
+        return self.model.logits(self.states(ids))
+
+    def states(self, ids: torch.Tensor, num_outputs: int | None = None) -> torch.Tensor:
+        """Hidden states BTC of the next tokens, or of the last of them alone."""
+        view = self.cache.view(self.sequences, ids.size(1))
+        states = self.model.hidden_states(ids, view, num_outputs=num_outputs)
         for sequence, row in zip(self.sequences, ids.tolist(), strict=True):
             self.cache.advance(sequence, row)
-        return logits
+        return states

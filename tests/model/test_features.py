@@ -62,6 +62,34 @@ def test_cached_decoding_gives_the_training_logits(config: ModelConfig) -> None:
 
 
 @MIXTURES
+@pytest.mark.parametrize("read_mode", READ_MODES)
+@torch.no_grad()
+def test_states_of_the_last_tokens_alone(config: ModelConfig, read_mode: CacheReadMode) -> None:
+    """They, and what a cache holds for the tokens that follow, are those of a whole pass."""
+    model, ids = random_model(config), random_ids(1, 16)
+    expected = model.hidden_states(ids)
+    for first, count in ((13, 1), (13, 13), (2, 1), (2, 2)):  # three tokens at most go through kernels
+        uncached = model.hidden_states(ids[:, :first], num_outputs=count)
+        torch.testing.assert_close(uncached, expected[:, first - count : first], atol=1e-4, rtol=1e-4)
+        rows = Rows(model, 1, read_mode=read_mode)
+        last = rows.states(ids[:, :first], num_outputs=count)
+        torch.testing.assert_close(last, expected[:, first - count : first], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(rows.states(ids[:, first:]), expected[:, first:], atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_last_layer_computes_the_last_tokens_alone() -> None:
+    model, ids = random_model(CONFIGS["plain"]), random_ids(1, 16)
+    flops = []
+    for count in (None, 1):
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            model.hidden_states(ids, num_outputs=count)
+        flops.append(counter.get_total_flops())
+    # MLP and output are three quarters of a layer's products and more.
+    assert flops[1] < (1 - 0.7 / model.config.num_layers) * flops[0]
+
+
+@MIXTURES
 def test_untrained_loss_is_uniform(config: ModelConfig) -> None:
     model = Transformer(config)  # 100 ids, 128 rows
     model.init_weights()

@@ -138,7 +138,7 @@ def test_a_failing_step_ends_what_is_under_way_and_no_more(
         broken = [asyncio.create_task(written(driver, GenerationRequest((BOS,), LONG))) for _ in range(3)]
         await asyncio.sleep(0.02)
 
-        def fails(*_: object) -> torch.Tensor:
+        def fails(*_: object, **_options: object) -> torch.Tensor:
             engine.model.hidden_states = hidden_states  # type: ignore[method-assign]
             raise RuntimeError("secret of the inside")
 

@@ -200,7 +200,8 @@ class Scheduler:
         rest = request.spec.ids[request.sequence.length :]
         ids = rest[:budget]
         if ids:
-            hidden_1TC = self._hidden([request.sequence], [list(ids)])
+            num_outputs = None if self.limits.draft.kind == "heads" else 1
+            hidden_1TC = self._hidden([request.sequence], [list(ids)], num_outputs)
             self._proposer.prefill(request.sequence, rest, hidden_1TC)
             self.cache.advance(request.sequence, ids)
             if len(ids) == len(rest):
@@ -258,12 +259,16 @@ class Scheduler:
                 break
         return events
 
-    def _hidden(self, sequences: list[CachedSequence], ids: list[list[int]]) -> Tensor:
+    def _hidden(
+        self, sequences: list[CachedSequence], ids: list[list[int]], num_outputs: int | None = None
+    ) -> Tensor:
         """States of the model, shape BTC, at the next tokens of some sequences, padded on the right."""
         counts = list(map(len, ids))
         padded = [row + [0] * (max(counts) - len(row)) for row in ids]
         view = self.cache.view(sequences, counts)
-        return self.model.hidden_states(torch.tensor(padded, device=self.model.device), view)
+        return self.model.hidden_states(
+            torch.tensor(padded, device=self.model.device), view, num_outputs=num_outputs
+        )
 
     def _append(self, running: _Running, state_C: Tensor, token: int) -> TokenEvent:
         """Give a sample its next token, chosen from this state; it is released when it ends."""

@@ -43,6 +43,9 @@ class ForwardContext:
     """By layer, see `EngramMemory.embed_ngrams`."""
     gradient_checkpointing: bool = False
     """Activations of blocks are computed again in the backward pass (Chen et al. 2016, arXiv 1604.06174)."""
+    num_outputs: int | None = None
+    """Last tokens whose states are wanted; None for all. What follows the last layer's keys and values is
+    computed of these alone."""
 
 
 class Indexer(nn.Module):
@@ -114,12 +117,22 @@ class Attention(nn.Module):
             specs.append(KVCacheSpec(self.index_key_cache, (self.indexer.dim,), None))
         return specs
 
-    def forward(self, x_BTC: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x_BTC: Tensor, context: ForwardContext, num_queries: int | None = None
+    ) -> tuple[Tensor, Tensor]:
         """BTC to BTC, and the indexer's mean divergence in nats, 0 without one.
 
         With a cache, the tokens follow those it holds.
+
+        Args:
+            x_BTC: the normalized residual stream.
+            context: of this pass.
+            num_queries: the last tokens that attend, of rows without padding and without an indexer; None
+                for all.
         """
         query_BHTD, key_BGTD, value_BGTD = self._project(x_BTC, context)
+        if num_queries is not None:
+            query_BHTD = query_BHTD[:, :, -num_queries:]
         index = None if self.indexer is None else self.indexer(x_BTC, context)
         divergence = None
         if context.cache is None:
@@ -173,7 +186,8 @@ class Attention(nn.Module):
         cache.write(self.value_cache, value_BGTD.transpose(1, 2))
         if index is not None:
             cache.write(self.index_key_cache, index[1])
-        if (attend := self.attend_in_place(context)) is not None:
+        has_all_queries = query_BHTD.size(2) == key_BGTD.size(2)
+        if has_all_queries and (attend := self.attend_in_place(context)) is not None:
             query_BTHD = query_BHTD.transpose(1, 2)
             return attend(query_BTHD, self.key_cache, self.value_cache, self.window).transpose(1, 2)
         mixed = []
@@ -189,7 +203,7 @@ class Attention(nn.Module):
                 query_BHTD[rows, :, new], key_BGSD, value_BGSD, index_of_rows, batch.documents_BS, context
             )
             padding = query_BHTD.size(2) - batch.queries
-            mixed.append(F.pad(mixed_of_rows, (0, 0, 0, padding)) if padding else mixed_of_rows)
+            mixed.append(F.pad(mixed_of_rows, (0, 0, 0, padding)) if padding > 0 else mixed_of_rows)
         return torch.cat(mixed)
 
     def attend_in_place(self, context: ForwardContext) -> AttendInPlace | None:

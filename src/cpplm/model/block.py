@@ -44,6 +44,8 @@ class TransformerBlock(nn.Module):
                     for index, name in enumerate(names)
                 }
             )
+        is_last = layer == config.num_layers - 1 and not part
+        self._reduces_outputs = is_last and self.connections is None and self.attention.indexer is None
 
     def cache_specs(self) -> list[KVCacheSpec]:
         """Tensors that the layer caches per token in decoding."""
@@ -52,17 +54,18 @@ class TransformerBlock(nn.Module):
     def forward(self, x: Tensor, context: ForwardContext) -> tuple[Tensor, Tensor]:
         """The residual stream or streams after this layer, and the indexer's divergence."""
         divergence = torch.zeros((), device=x.device)
+        num_queries = context.num_outputs if self._reduces_outputs else None
 
         def attend(x_BTC: Tensor) -> Tensor:
             nonlocal divergence
-            mixed_BTC, divergence = self.attention(norm(x_BTC), context)
+            mixed_BTC, divergence = self.attention(norm(x_BTC), context, num_queries)
             return mixed_BTC
 
         if (engram := self.engram) is not None:
             x = self._add("engram", x, lambda x_BTC: engram(norm(x_BTC), context))
         if self.decode_step_fused is not None and (fused := self.decode_step_fused(x, context)) is not None:
             return fused, divergence
-        x = self._add("attention", x, attend)
+        x = self._add("attention", x, attend) if num_queries is None else x[:, -num_queries:] + attend(x)
         return self._add("mlp", x, lambda x_BTC: self.mlp(norm(x_BTC))), divergence
 
     def _add(self, name: str, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:

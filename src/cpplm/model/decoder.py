@@ -114,7 +114,11 @@ class Decoder(nn.Module):
         return self.embedding.weight.device
 
     def hidden_states(
-        self, ids_BT: Tensor, cache: CacheView | None = None, documents_BT: Tensor | None = None
+        self,
+        ids_BT: Tensor,
+        cache: CacheView | None = None,
+        documents_BT: Tensor | None = None,
+        num_outputs: int | None = None,
     ) -> Tensor:
         """Normalized output of the last block, shape BTC, for tokens that follow those in the cache.
 
@@ -122,9 +126,11 @@ class Decoder(nn.Module):
             ids_BT: the tokens.
             cache: what came before them; they count as read when the cache advances.
             documents_BT: attention stays inside the document that each token names; without a cache.
+            num_outputs: T of the output: the last tokens of rows without padding; None for all.
         """
         ngram_embeddings = self.embed_ngrams(ids_BT, cache, documents_BT)
-        return self.states(self.forward_context(ids_BT, cache, documents_BT, ngram_embeddings))[0]
+        context = self.forward_context(ids_BT, cache, documents_BT, ngram_embeddings, num_outputs=num_outputs)
+        return self.states(context)[0]
 
     def embed_ngrams(
         self, ids_BT: Tensor, cache: CacheView | None = None, documents_BT: Tensor | None = None
@@ -178,6 +184,8 @@ class Decoder(nn.Module):
             divergence = divergence + of_layer
             if layer == config.backout_layer():
                 middle = x
+        if context.num_outputs is not None:
+            x, middle = x[:, -context.num_outputs :], middle[:, -context.num_outputs :]
         if config.backout:
             x = x - self.backout_scale.to(x.dtype) * middle
         sparse_layers = sum(config.is_sparse(layer) for layer in range(config.num_layers))
