@@ -59,7 +59,7 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 
 UNPACKED, CONFIGURED = "_jsonl", "_configured"
 # Raised when the documents made from the same input, or their columns, change.
-_FORMAT = 19
+_FORMAT = 20
 # From here on starting workers takes less time than they save in looking for copies.
 _MUCH_SOURCE = 100_000_000
 

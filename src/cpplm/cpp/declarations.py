@@ -126,6 +126,9 @@ def _significant(root: tree_sitter.Node) -> tree_sitter.Node | None:
     return node
 
 
+_QUALIFIER = re.compile(rb"\b(\w+)\s*::\s*\w+\s*(?:final\s*)?(?:\Z|:(?!:))")
+
+
 def _is_class(code: bytes) -> bool:
     return bool(_CLASS_HEAD.search(code, 0, code.find(b"{") + 1))
 
@@ -297,6 +300,7 @@ def _guess(item: Item, code: bytes) -> None:
             head = _TEMPLATE_ARGUMENTS.sub(b"", head)
         words = IDENTIFIER.findall(re.split(rb"(?<!:):(?!:)", head)[0])
         item.names = tuple([word for word in words if word not in _NO_NAMES][-1:])
+        item.qualifier = b"".join(_QUALIFIER.findall(head)[-1:])
         if trimmed.startswith(b"typedef"):
             item.names += tuple(IDENTIFIER.findall(trimmed, trimmed.rfind(b"}") + 1))
         if words[: words[:1].count(b"typedef") + 1][-1:] == [b"enum"]:

@@ -160,7 +160,7 @@ def _item(
     mentions, accesses = _mentioned(lexed.names[piece.start : piece.end])
     mentions |= condition_names(piece.stack) | scope_macros(piece.stack) | piece.leading_names
     for directive in piece.directives:
-        mentions |= names_in(directive.argument)
+        mentions |= directive.mentions
     mentions |= accesses & table.names
     if b"operator" in mentions:  # `using ::operator<<;` in a function, which nothing else asks for
         mentions.update(b"operator" + name for name in _USED_OPERATOR.findall(code))
@@ -231,7 +231,7 @@ def mentioned_in(text: bytes) -> frozenset[bytes]:
     """The identifiers of a piece of code that stand alone, and those in its directives."""
     lexed = lex(text)
     names = _mentioned(lexed.names)[0]
-    return frozenset(names.union(*(names_in(d.argument) for d in lexed.directives)))
+    return frozenset(names.union(*(directive.mentions for directive in lexed.directives)))
 
 
 def _add_syntax(

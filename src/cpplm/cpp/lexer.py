@@ -54,6 +54,7 @@ def names_in(line: bytes) -> frozenset[bytes]:
 
 
 _HEADER_NAME = re.compile(rb'"[^"]*"|<[\w./+-]+>')
+_MACRO_PARAMETERS = re.compile(rb"\w+\(([^()]*)\)")
 
 
 @lru_cache(maxsize=65_536)
@@ -75,6 +76,12 @@ class Directive:
     def macro(self) -> bytes:
         """The macro that a `#define`, `#undef`, `#ifdef` or `#ifndef` names."""
         return _first_name(self.argument)
+
+    @property
+    def mentions(self) -> frozenset[bytes]:
+        """The identifiers in the argument but for the parameters of a macro, which are no names."""
+        parameters = _MACRO_PARAMETERS.match(self.argument) if self.keyword == b"define" else None
+        return names_in(self.argument) - names_in(parameters.group(1) if parameters else b"")
 
     @property
     def line(self) -> bytes:

@@ -16,7 +16,6 @@ from cpplm.corpus.slicing.measure import Measure
 from cpplm.corpus.slicing.shadowing import hiding_names
 from cpplm.corpus.slicing.shortening import CALLED_UNNAMED, Detail, Shortener
 from cpplm.cpp.items import Item, ItemKind
-from cpplm.cpp.lexer import names_in
 
 # What the declaration of a function may need.
 _IN_DECLARATIONS = frozenset(
@@ -169,7 +168,7 @@ class Closure:
         """Count what a macro stands for as used by whoever uses it."""
         for directive in item.directives if item.kind in (ItemKind.MACRO, ItemKind.TYPE) else ():
             if directive.keyword == b"define":
-                self._macros[directive.macro] = names_in(directive.argument)
+                self._macros[directive.macro] = directive.mentions
 
     def _complete(self, queue: deque[tuple[Place, Item]]) -> bool:
         """Queue the types that are only declared though own items use members of them."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
-from collections.abc import Set
+from collections import Counter
+from collections.abc import Sequence, Set
 
 from cpplm.corpus.slicing.outlines import without_comments
 from cpplm.corpus.slicing.shadowing import template_parameters
@@ -23,6 +25,7 @@ _BEHIND_CALL = re.compile(rb"\)\s*(\w+)\s*;?\s*\Z")  # `typedef ARRAY (3) Name;`
 _STANDARD_TYPE = rb"(bool|u?int(?:8|16|32|64|ptr)_t|s?size_t|ptrdiff_t|char(?:8|16|32)_t)"
 _OF_OLD_C = re.compile(rb"[\s}]" + _STANDARD_TYPE + rb"\s*;\s*\Z")
 _UNQUALIFIED = re.compile(rb"(?<!::)(?<!\w)[A-Za-z_]\w*(?!\w)(?!\s*::)")
+_PARAMETERS = re.compile(rb",\s*+\([^()]*+\)")  # `FUNCTION(name, (int a, int b))`
 _QUALIFIED = re.compile(rb"\b(\w+)\s*::\s*(\w+)")
 _SPECIALIZATION = re.compile(
     rb"template\s*<[^{;]*>\s*(?:class|struct|union)\s+[^<:{;#]*(?:::[^<:{;#]*)*<[^{;]*"
@@ -38,15 +41,33 @@ def _call_of(macro: bytes) -> re.Pattern[bytes]:
     return re.compile(rb"\b%b\s*\(" % macro if macro else rb"(?m)^\s*\w+\s*\(|\b[A-Z][A-Z0-9_]+\s*\(")
 
 
+def names_by_item(items: Sequence[Item], macros: MacroTable) -> list[set[bytes]]:
+    """The declared names of each item of a file.
+
+    What several bodies behind calls of another library's macro have in common none of them declares:
+    `TEST(Suite, first) {}`, `TEST(Suite, second) {}`.
+    """
+    found = [declared_names(item, macros) for item in items]
+    behind_macros = [
+        names
+        for item, names in zip(items, found, strict=True)
+        if item.kind == ItemKind.FUNCTION
+        and _is_macro(item, macros)
+        and _callee(item) not in macros.functions
+    ]
+    common = {name for name, count in Counter(itertools.chain(*behind_macros)).items() if count > 1}
+    for names in behind_macros:
+        names.difference_update(common)
+    return found
+
+
 def declared_names(item: Item, macros: MacroTable) -> set[bytes]:
     """The names by which an item is found; a macro call that declares is found by its arguments."""
     names = set(item.names)
-    code = item.text[len(item.text) - (item.end - item.start) :]
+    code = _code(item)
     names.update(d.macro for d in item.directives if d.keyword in (b"define", b"undef"))
-    callee = item.function_name or (item.names[0] if len(item.names) == 1 else b"")
-    is_macro = callee in macros.functions and (callee.isupper() or not _is_function(callee, code))
-    is_macro |= callee.isupper() and item.kind == ItemKind.FUNCTION and not _is_function(callee, code)
-    if item.kind == ItemKind.CALL or (is_macro and item.kind != ItemKind.MACRO):
+    callee = _callee(item)
+    if item.kind == ItemKind.CALL or (_is_macro(item, macros) and item.kind != ItemKind.MACRO):
         # What renames functions may have any name, and no arguments.
         head = code.partition(b"{")[0]
         call = _call_of(callee if callee.isupper() else b"").search(head)
@@ -58,7 +79,7 @@ def declared_names(item: Item, macros: MacroTable) -> set[bytes]:
         if item.kind == ItemKind.FUNCTION and parenthesis and name and not _NO_NAME.search(name):
             # `METHOD(Class::name(int n)) {`, of which the class has a declaration
             return set(IDENTIFIER.findall(name)[-1:]) if b"::" not in name else set()
-        names.update(_UNQUALIFIED.findall(inner))
+        names.update(_UNQUALIFIED.findall(_PARAMETERS.sub(b"", inner)))
         names -= KEYWORD_BYTES.union(re.findall(rb"\b" + _STANDARD_TYPE + rb"\b", inner))
     if item.kind in (ItemKind.PROTOTYPE, ItemKind.FUNCTION):
         named = _NAMED_BY_MACRO.findall(item.text)
@@ -91,6 +112,23 @@ def _pasted(names: set[bytes], item: Item, macros: MacroTable) -> set[bytes]:
     return {name for name in names if first.get(name) not in pasting} | pasted if pasted else set()
 
 
+def _callee(item: Item) -> bytes:
+    """What stands before the parentheses of an item, if it is one name."""
+    return item.function_name or (item.names[0] if len(item.names) == 1 else b"")
+
+
+def _is_macro(item: Item, macros: MacroTable) -> bool:
+    """True if what stands before the parentheses is a macro, of the project or another one."""
+    name, code = _callee(item), _code(item)
+    is_named = name in macros.functions or (name.isupper() and item.kind == ItemKind.FUNCTION)
+    return is_named and ((name.isupper() and name in macros.functions) or not _is_function(name, code))
+
+
+def _code(item: Item) -> bytes:
+    """The text of an item behind the comments before it."""
+    return item.text[len(item.text) - (item.end - item.start) :]
+
+
 def _is_function(name: bytes, code: bytes) -> bool:
     """True for the function itself that a macro of its name replaces elsewhere."""
     call = _call_of(name).search(code)
@@ -105,7 +143,7 @@ def attached_to(item: Item, types: Set[bytes]) -> Set[bytes]:
     That is what libraries call, such as free operators, specializations, and classes of classes defined
     outside of these (`struct Map::Private {`).
     """
-    code = item.text[len(item.text) - (item.end - item.start) :]
+    code = _code(item)
     head = without_comments(code[: code.find(b"{") + 1 or None])
     called = [name for name in item.names if name.startswith(_FOUND_BY_ARGUMENTS)]
     if item.kind in (ItemKind.FUNCTION, ItemKind.PROTOTYPE) and called:

@@ -19,6 +19,7 @@ from cpplm.corpus.slicing.declared_names import declared_names
 from cpplm.corpus.slicing.expansion import Expansion, Place, Rank
 from cpplm.corpus.slicing.incomplete_types import needs_only_declared, value_returned
 from cpplm.corpus.slicing.redefined_macros import RedefinedMacros
+from cpplm.corpus.slicing.repeated_readings import certain_readings, needed_definitions
 from cpplm.corpus.slicing.shadowing import (
     HIDDEN_KINDS,
     befriended,
@@ -211,34 +212,12 @@ class NameLookup:
 
     def _candidates_of(self, name: bytes, count: int, hidden: bool) -> Candidates:
         places = self._declaring(name).places[:count]
-        # A header that was read under a condition, and again in any case: the second is there for sure.
-        visits = self.expansion.visits
-        key = self.expansion.key
-        certain = {key(place) for place in places if not visits[place[0]].is_conditional}
-        places = [each for each in places if not visits[each[0]].is_conditional or key(each) not in certain]
+        places = certain_readings(places, self.expansion)
         if hidden:
             places = [each for each in places if self.expansion.item(each).kind not in HIDDEN_KINDS]
-        if all(self.expansion.item(place).kind == ItemKind.MACRO for place in places):
-            places = self._needed_definitions(places, name)
+        if all(self.expansion.item(place).kind in (ItemKind.MACRO, ItemKind.INCLUDE) for place in places):
+            places = needed_definitions(places, name, self.expansion)
         return Candidates(name, b"?" + name if hidden else name, places)
-
-    def _needed_definitions(self, places: list[Place], macro: bytes) -> list[Place]:
-        """Of one definition that is read again and again, and never ended, the first place."""
-        defining = {place for place in places if self._defines(place, macro)}
-        if len(defining) < 2 or len(set(map(self.expansion.key, defining))) > 1:
-            return places
-        needed: list[Place] = []
-        is_defined = False
-        for place in places:
-            visit = self.expansion.visits[place[0]]
-            if visit.own or (place in defining and not is_defined):
-                needed.append(place)
-                is_defined = place in defining and not visit.is_conditional
-        return needed
-
-    def _defines(self, place: Place, macro: bytes) -> bool:
-        directives = self.expansion.item(place).directives
-        return any(each.keyword == b"define" and each.macro == macro for each in directives)
 
     def complete(self, place: Place, item: Item) -> Set[bytes]:
         """The types that an item, as it is written there, is known to need the definition of."""

@@ -27,7 +27,6 @@ from cpplm.cpp.lexer import (
     LexedSource,
     conditional_groups,
     lex,
-    names_in,
 )
 from cpplm.cpp.macros import MacroTable, mask
 from cpplm.cpp.parser import grammar
@@ -192,7 +191,7 @@ def _macros_in(text: bytes, members: Sequence[Member]) -> Iterator[Member]:
         before = bisect.bisect(starts, directive.end) - 1
         is_outside = before < 0 or members[before].end <= directive.start
         if directive.keyword == b"define" and directive.macro and is_outside:
-            names = names_in(directive.argument) - {directive.macro}
+            names = directive.mentions - {directive.macro}
             yield Member(directive.start, directive.end, directive.macro, names)
 
 

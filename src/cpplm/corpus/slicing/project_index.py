@@ -19,7 +19,7 @@ from cpplm.corpus.ingest.discovery import (
 from cpplm.corpus.slicing import build_headers
 from cpplm.corpus.slicing.autoconf import header_template
 from cpplm.corpus.slicing.build_headers import include_target
-from cpplm.corpus.slicing.declared_names import attached_to, declared_names
+from cpplm.corpus.slicing.declared_names import attached_to, names_by_item
 from cpplm.corpus.slicing.entries import EntriesByName
 from cpplm.corpus.slicing.feature_macros import unnamed_items
 from cpplm.corpus.slicing.include_resolver import IncludeResolver
@@ -199,11 +199,12 @@ class ProjectIndex:
         return build_headers.SYSTEM_HEADERS.intersection(name.rpartition("/")[2] for name in self.names)
 
     def _register(self, file: ParsedFile) -> None:
+        declared = names_by_item(file.items, self.macros)
         for position, item in enumerate(file.items):
             key = (file.number, position)
             types = attached_to(item, self.types)
             # A type that is found by others is found by no name.
-            names = declared_names(item, self.macros) if not types or item.kind != ItemKind.TYPE else set()
+            names = declared[position] if not types or item.kind != ItemKind.TYPE else set()
             for name in names:
                 self.declared.add(name, file.number, key)
             if item.kind in (ItemKind.TYPE, ItemKind.ALIAS) and conditions_in(item.stack):
@@ -281,7 +282,7 @@ def _whole(lexed: LexedSource) -> Item:
         text=lexed.data.rstrip(b"\n"),
         stack=(),
         mentions=frozenset(IDENTIFIER.findall(lexed.names)).union(
-            *(names_in(directive.argument) for directive in lexed.directives)
+            *(directive.mentions for directive in lexed.directives)
         ),
         line=0,
         last_line=lexed.data.rstrip(b"\n").count(b"\n"),

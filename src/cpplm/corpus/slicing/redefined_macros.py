@@ -123,7 +123,7 @@ class RedefinedMacros:
         using: dict[bytes, set[bytes]] = defaultdict(set)
         for each in (each for place in self._places() for each in self._expansion.item(place).directives):
             if each.keyword == b"define":
-                using[each.macro] |= names_in(each.argument) - {each.macro}
+                using[each.macro] |= each.mentions - {each.macro}
         return using
 
     def _used_by(self, macro: bytes) -> Set[bytes]:
