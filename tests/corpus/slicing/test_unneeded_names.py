@@ -52,9 +52,11 @@ def test_a_configuration_that_each_header_reads_stands_there_once(tmp_path):
     config = (
         "#ifndef CONFIG_OF_BUILD\n#ifdef __MINGW32__\n#include <windows.h>\n#endif\n#define EXPORT\n#endif\n"
     )
+    default = (
+        '#ifdef HAVE_CONFIG\n#include "config.h"\n#endif\n#ifndef EXPORT\n#define EXPORT extern "C"\n#endif\n'
+    )
     headers = {
-        f"{name}.h": _GUARDED.format(name=name, text=f'#include "config.h"\nEXPORT int {name}(int);\n')
-        for name in "ab"
+        f"{name}.h": _GUARDED.format(name=name, text=f"{default}EXPORT int {name}(int);\n") for name in "ab"
     }
     use = '#include "a.h"\n#include "b.h"\nEXPORT int use() { return a(1) + b(2); }\n'
     text = one_document(tmp_path, {"config.h": config, **headers, "use.cc": use}, of="use.cc").text

@@ -215,8 +215,7 @@ class NameLookup:
         places = certain_readings(places, self.expansion)
         if hidden:
             places = [each for each in places if self.expansion.item(each).kind not in HIDDEN_KINDS]
-        if all(self.expansion.item(place).kind in (ItemKind.MACRO, ItemKind.INCLUDE) for place in places):
-            places = needed_definitions(places, name, self.expansion)
+        places = needed_definitions(places, name, self.expansion)
         return Candidates(name, b"?" + name if hidden else name, places)
 
     def complete(self, place: Place, item: Item) -> Set[bytes]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from cpplm.corpus.slicing.expansion import Expansion, Place
+from cpplm.corpus.slicing.project_index import Key
+from cpplm.cpp.items import Item, ItemKind, conditions_in
+from cpplm.cpp.segments import Condition
 
 
 def certain_readings(places: Sequence[Place], expansion: Expansion) -> list[Place]:
@@ -18,20 +22,28 @@ def certain_readings(places: Sequence[Place], expansion: Expansion) -> list[Plac
 
 
 def needed_definitions(places: list[Place], macro: bytes, expansion: Expansion) -> list[Place]:
-    """Of one definition that is read again and again, and never ended, the first place."""
-    defining = {place for place in places if _defines(expansion, place, macro)}
-    if len(defining) < 2 or len(set(map(expansion.key, defining))) > 1:
+    """Without definitions of a macro that are read again, unless different ones are ended in between."""
+    defining = {each for each in places if _has(b"define", macro, expansion.item(each))}
+    if len(defining) < 2:
+        return places
+    others = {each for each in places if expansion.item(each).kind not in (ItemKind.MACRO, ItemKind.INCLUDE)}
+    is_one = not others and len(set(map(expansion.key, defining))) == 1
+    if not is_one and any(_has(b"undef", macro, expansion.item(each)) for each in places):
         return places
     needed: list[Place] = []
-    is_defined = False
+    earlier: dict[Key, list[set[Condition]]] = defaultdict(list)  # conditions around the earlier readings
     for place in places:
-        visit = expansion.visits[place[0]]
-        if visit.own or (place in defining and not is_defined):
+        visit, readings = expansion.visits[place[0]], earlier[expansion.key(place)]
+        conditions = set(conditions_in(visit.frames))
+        is_first = place in defining and not any(map(conditions.issuperset, readings))
+        if is_first or visit.own or place in others:
             needed.append(place)
-            is_defined = place in defining and not visit.is_conditional
+        if is_first:
+            readings.append(conditions)
+        elif visit.own and _has(b"undef", macro, expansion.item(place)):
+            earlier.clear()
     return needed
 
 
-def _defines(expansion: Expansion, place: Place, macro: bytes) -> bool:
-    directives = expansion.item(place).directives
-    return any(each.keyword == b"define" and each.macro == macro for each in directives)
+def _has(keyword: bytes, macro: bytes, item: Item) -> bool:
+    return any(each.keyword == keyword and each.macro == macro for each in item.directives)
