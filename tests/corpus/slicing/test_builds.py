@@ -30,6 +30,17 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "use.c": '#include "config.h"\n#ifdef LIB_HAVE_ATTRIBUTE_COLD\n#error cold\n#endif\n'
         "#if USE_OTHER_API\n#error other\n#endif\nint use(int n LIB_ATTRIBUTE_UNUSED) { return 1; }\n",
     },
+    "whether there is a type": {
+        "lib.h.in": "#if @cv_have_align_val_t@ && __cplusplus\n#define LIB_END 1\n#else\n#define LIB_END 2\n#endif\n",
+        "configure.ac": "AC_CONFIG_FILES([lib.h])\n",
+        "use.c": '#include "lib.h"\nint use(void) { return LIB_END; }\n',
+    },
+    "threads, by whatever name": {
+        "config.h.in": "#undef LIB_HAVE_PTHREAD\n#undef HAVE_LIBPTHREAD\n",
+        "configure.ac": "AC_CONFIG_HEADERS([config.h])\n",
+        "use.c": '#include "config.h"\n#if defined(LIB_HAVE_PTHREAD) && defined(HAVE_LIBPTHREAD)\n'
+        "#include <pthread.h>\n#endif\npthread_once_t once = PTHREAD_ONCE_INIT;\n",
+    },
     "a header whose name a build may define": {
         "types.h": "#ifdef LIB_CPU_HEADER\n#include LIB_CPU_HEADER\n#else\n#include \"cpucfg.h\"\n#endif\n"
         "typedef int lib_int;\n",

@@ -43,9 +43,10 @@ _CMAKE_CHECK = re.compile(
 )
 # `set(NAME 8)`, no truth value
 _SET = re.compile(rb'(?mi)^[ \t]*set[ \t]*\(\s*(\w+)\s+"?([2-9]|[1-9]\d+)"?\s*\)')
-# As on most machines: the order of bytes, the compiler, and types of ISO C and POSIX.
+# As on most machines: the order of bytes, the compiler, threads, and types of ISO C and POSIX.
 _IS_DEFAULT = re.compile(
     rb"LITTLE_?ENDIAN|IS_LITTLE|LINUX$|COMPILER_IS_G(?:NU|CC)|^_GNU_SOURCE$|^GNULIB_[A-Z]|^TIME_WITH_SYS_TIME$"
+    rb"|^HAVE_(?:LIB)?PTHREADS?$"
     rb"|^HAVE_(?:\w+_)?ATTR(?:IBUTE)?_+(?:ALIAS|CONSTRUCTOR|FORMAT|NONNULL|NORETURN|PACKED|UNUSED|VISIBILITY|WEAK)_*$"
     rb"|^HAVE_(?:TYPE_)?(?:_?BOOL(?:_T)?|(?:U?_?INT(?:8|16|32|64|PTR|MAX|XX)|S?SIZE|SOCKLEN|OFF|PID)(?:_T)?"
     rb"|\w+_T_IN_\w+_H|(?:CLOCK|DEV|GID|INO|IN_ADDR|IN_PORT|MODE|NLINK|SA_FAMILY|SIGSET|SIG_ATOMIC|TIME|UID|WCHAR)_T)$"
@@ -347,7 +348,8 @@ def configured(
     def placeholder(match: re.Match[bytes]) -> bytes:  # `#define MY_INLINE @my_inline@`
         name = match.group(1) or match.group(2)
         word = _C_WORD.search(name.lower())
-        value = b"long long" if name.lower().endswith(b"_t") else (implied or {}).get(name, b"0")
+        is_type = name.lower().endswith(b"_t") and b"have_" not in name.lower()
+        value = b"long long" if is_type else (implied or {}).get(name, b"0")
         default = b"" if ATTRIBUTE.search(name) else value
         default = name if name.endswith(b"_NAMESPACE") else default
         type_ = word.group(1) if word else default
