@@ -31,7 +31,8 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "#if USE_OTHER_API\n#error other\n#endif\nint use(int n LIB_ATTRIBUTE_UNUSED) { return 1; }\n",
     },
     "whether there is a type": {
-        "lib.h.in": "#if @cv_have_align_val_t@ && __cplusplus\n#define LIB_END 1\n#else\n#define LIB_END 2\n#endif\n",
+        "lib.h.in": "#if @cv_have_align_val_t@ && __cplusplus\n#define LIB_END 1\n#else\n"
+        "#define LIB_END 2\n#endif\n",
         "configure.ac": "AC_CONFIG_FILES([lib.h])\n",
         "use.c": '#include "lib.h"\nint use(void) { return LIB_END; }\n',
     },
