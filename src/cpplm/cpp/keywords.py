@@ -1,4 +1,4 @@
-"""The keywords of C++20, with the identifiers of special meaning that code hardly uses otherwise."""
+"""Keywords of C++20 and GNU C, with the identifiers of special meaning that code rarely uses otherwise."""
 
 from __future__ import annotations
 
@@ -13,3 +13,8 @@ _KEYWORDS = (
 )
 KEYWORDS = frozenset(_KEYWORDS.split())
 KEYWORD_BYTES = frozenset(_KEYWORDS.encode().split())
+# Of the compiler, whatever a project makes of them for others (GCC's manual, "Alternate Keywords").
+GNU_KEYWORDS = frozenset(
+    b"__alignof__ __asm __asm__ __attribute __attribute__ __const __const__ __extension__ __inline "
+    b"__inline__ __restrict __restrict__ __signed__ __thread __typeof __typeof__ __volatile __volatile__".split()
+)

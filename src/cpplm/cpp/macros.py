@@ -18,7 +18,14 @@ from typing import Literal
 
 from cpplm.cpp.conditions import MacroState
 from cpplm.cpp.lexer import ELSE_KEYWORDS, IDENTIFIER, ConditionalGroup, Directive, LexedSource, blank
-from cpplm.cpp.token_pasting import Pastes, chains_and_calls, find_pastes, numbered, pasted_names
+from cpplm.cpp.token_pasting import (
+    Pastes,
+    chains_and_calls,
+    find_pastes,
+    numbered,
+    pasted_by_calls,
+    pasted_names,
+)
 
 OPEN, CLOSE = b"\x01", b"\x02"
 # `blank_either`: with or without arguments.
@@ -125,11 +132,6 @@ def macro_bodies(directives: Iterable[Directive]) -> dict[bytes, set[bytes]]:
     return bodies
 
 
-@lru_cache(maxsize=4_096)
-def _calls_of(macro: bytes) -> re.Pattern[bytes]:
-    return re.compile(rb"\b" + macro + rb"\s*\(([^()]*)")
-
-
 @lru_cache(maxsize=65_536)
 def _well_known(name: bytes) -> Mask | None:
     return next((mask for pattern, mask in _WELL_KNOWN if pattern.match(name)), None)
@@ -176,11 +178,8 @@ class MacroTable:
 
     def pasted(self, mentions: Set[bytes], text: bytes) -> set[bytes]:
         """Names that macros of the project make of their arguments by `##`."""
-        names: set[bytes] = set()
-        for macro in mentions & self.pastes.keys():
-            for call in _calls_of(macro).finditer(text):
-                names |= self.paste(macro, call.group(1).split(b","))
-        return names
+        macros = mentions & self.pastes.keys()
+        return pasted_by_calls(macros, text, self.pastes) if macros else set()
 
     def paste(self, macro: bytes, arguments: list[bytes]) -> set[bytes]:
         """The names that one call of a macro makes of its arguments."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
@@ -12,6 +13,7 @@ from cpplm.cpp.lexer import IDENTIFIER
 _PARAMETER = b"\x04"  # and its number, in what is pasted and in simple calls
 _PASTE = re.compile(rb"\x04?\w+(?:\s*##\s*\x04?\w+)+")
 _SIMPLE_CALL = re.compile(rb"\b([A-Za-z_]\w*)\s*\(([\x04\w\s,#]*)\)")
+_DEFINITION = re.compile(rb"#[ \t]*define[ \t]+\w+\(([^()]*)\)(?:\\\n|[^\n])*")
 _IS_WORD = re.compile(rb"\w*")
 _PASTED_PART = re.compile(rb"\x04?\w+")
 _DEEPEST_PASTE = 3
@@ -116,6 +118,30 @@ def pasted_names(templates: Iterable[Template], arguments: list[bytes]) -> set[b
         for template in exact or usable
     )
     return set(filter(IDENTIFIER.fullmatch, made))
+
+
+def pasted_by_calls(macros: Iterable[bytes], text: bytes, pastes: Pastes) -> set[bytes]:
+    """The names that calls of these macros make in a text."""
+    text = _DEFINITION.sub(_without_parameters, text)
+    return {
+        name
+        for macro in macros
+        for call in _calls_of(macro).finditer(text)
+        for name in pasted_names(pastes[macro], call.group(1).split(b","))
+    }
+
+
+@functools.lru_cache(maxsize=4_096)
+def _calls_of(macro: bytes) -> re.Pattern[bytes]:
+    return re.compile(rb"\b" + macro + rb"\s*\(([^()]*)")
+
+
+def _without_parameters(definition: re.Match[bytes]) -> bytes:
+    """A `#define` with no words for its parameters: what others paste of these is no name."""
+    parameters = set(IDENTIFIER.findall(definition.group(1)))
+    return IDENTIFIER.sub(
+        lambda word: _PARAMETER if word.group() in parameters else word.group(), definition.group()
+    )
 
 
 def _last_parameter(template: Template) -> int:

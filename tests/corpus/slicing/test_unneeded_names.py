@@ -11,6 +11,15 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "all.h": "#define DECLARE(other) void declare_##other(void)\nint other(int n) { return n; }\n",
         "use.cc": '#include "all.h"\nDECLARE(one);\n',
     },
+    "what macros would paste of a parameter": {
+        "all.h": "#define PUBLIC(r) r\n#define EXTERN(r) extern PUBLIC(r)\nint Other_r(int n);\n",
+        "other.c": "#define PUBLIC(r) Other_##r\n",
+        "use.cc": '#include "all.h"\nEXTERN(int) value;\nint use() { return value; }\n',
+    },
+    "what there is for compilers without attributes": {
+        "all.h": "typedef int Other;\n#ifdef LIB_PLAIN\n#define __attribute__(x) Other\n#endif\n",
+        "use.cc": '#include "all.h"\nint use() __attribute__((unused));\n',
+    },
     "a class of another class, in a body that the parser cannot read": {
         "other.h": "struct Other { class Inner; Inner *inner; };\n",
         "other.cc": '#include "other.h"\nclass Other::Inner {\n  APPLY(+=)\n  int n\n};\n',

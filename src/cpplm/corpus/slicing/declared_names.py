@@ -12,7 +12,7 @@ from cpplm.corpus.slicing.outlines import without_comments
 from cpplm.corpus.slicing.shadowing import template_parameters
 from cpplm.corpus.slicing.x_macros import made_enumerators
 from cpplm.cpp.items import Item, ItemKind
-from cpplm.cpp.keywords import KEYWORD_BYTES
+from cpplm.cpp.keywords import GNU_KEYWORDS, KEYWORD_BYTES
 from cpplm.cpp.lexer import IDENTIFIER
 from cpplm.cpp.macros import MacroTable, closing, declares_function
 
@@ -96,8 +96,7 @@ def declared_names(item: Item, macros: MacroTable) -> set[bytes]:
     elif item.kind not in (ItemKind.MACRO, ItemKind.INCLUDE):
         names = _pasted(names | {callee}, item, macros) or names
         names = names.union(*(macros.renames[name] for name in names & macros.renames.keys()))
-    names.discard(b"")
-    return names
+    return names - GNU_KEYWORDS - {b""}
 
 
 def _pasted(names: set[bytes], item: Item, macros: MacroTable) -> set[bytes]:
