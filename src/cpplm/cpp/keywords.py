@@ -15,6 +15,7 @@ KEYWORDS = frozenset(_KEYWORDS.split())
 KEYWORD_BYTES = frozenset(_KEYWORDS.encode().split())
 # Of the compiler, whatever a project makes of them for others (GCC's manual, "Alternate Keywords").
 GNU_KEYWORDS = frozenset(
-    b"__alignof__ __asm __asm__ __attribute __attribute__ __const __const__ __extension__ __inline "
-    b"__inline__ __restrict __restrict__ __signed__ __thread __typeof __typeof__ __volatile __volatile__".split()
+    b"__alignof__ __asm __asm__ __attribute __attribute__ __const __const__ __extension__ "
+    b"__inline __inline__ __restrict __restrict__ __signed__ __thread __typeof __typeof__ __volatile "
+    b"__volatile__".split()
 )
