@@ -111,8 +111,9 @@ def library_includes(
     """The arguments of includes that nothing in a project answers and that are a library's, not a build's.
 
     Such are many in quotes with one prefix (`"apr_pools.h"`); many with one first word (`"OsiCuts.hpp"`), or
-    below a folder that the project has too, where it has fewer of those that it includes than it lacks; and
-    those named like their folder (`<gtk/gtk.h>`) where it includes none of its own in brackets.
+    below a folder that the project has too, where it has fewer of those that it includes than it lacks, or
+    has none right beside them (`<gst/gst.h>`, `<gst/video/video.h>` of one with `gst/vaapi`); and those named
+    like their folder (`<gtk/gtk.h>`) where it includes none of its own in brackets.
 
     Args:
         includes: the arguments of includes (`"a.h"`, `<b/c.h>`), by the file that they stand in.
@@ -134,9 +135,23 @@ def library_includes(
         if len(arguments) >= FEWEST_HEADERS
         and (prefix[-1:] not in "/*" or len(arguments) > len(answered[prefix]))
     )
+    apart = (
+        {
+            each
+            for each in arguments
+            if each[:1] == "<" and _folder(each) not in map(_folder, answered[prefix])
+        }
+        for prefix, arguments in lacking.items()
+        if prefix[-1:] == "/"
+    )
     named = (
         {each for each in arguments if each[:1] == "<" and each.rpartition("/")[2].startswith(prefix[:-1])}
         for prefix, arguments in lacking.items()
         if prefix[-1:] == "/" and not any(each[:1] == "<" for each in answered[prefix])
     )
-    return frozenset[str]().union(*many, *named)
+    return frozenset[str]().union(*many, *named, *(each for each in apart if len(each) >= FEWEST_HEADERS))
+
+
+def _folder(argument: str) -> str:
+    """The folder that the argument of an include begins with."""
+    return argument[1:].rpartition("/")[0]

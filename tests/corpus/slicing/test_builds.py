@@ -36,11 +36,13 @@ _PROJECTS: dict[str, dict[str, str]] = {
         "configure.ac": "AC_CONFIG_FILES([lib.h])\n",
         "use.c": '#include "lib.h"\nint use(void) { return LIB_END; }\n',
     },
-    "threads, by whatever name": {
-        "config.h.in": "#undef LIB_HAVE_PTHREAD\n#undef HAVE_LIBPTHREAD\n",
+    "threads and structures, by whatever name": {
+        "config.h.in": "#undef LIB_HAVE_PTHREAD\n#undef HAVE_LIBPTHREAD\n#undef LIB_HAVE_STRUCT_RUSAGE\n",
         "configure.ac": "AC_CONFIG_HEADERS([config.h])\n",
         "use.c": '#include "config.h"\n#if defined(LIB_HAVE_PTHREAD) && defined(HAVE_LIBPTHREAD)\n'
-        "#include <pthread.h>\n#endif\npthread_once_t once = PTHREAD_ONCE_INIT;\n",
+        "#include <pthread.h>\n#endif\npthread_once_t once = PTHREAD_ONCE_INIT;\n"
+        "#include <sys/resource.h>\n#ifndef LIB_HAVE_STRUCT_RUSAGE\nstruct rusage { int n; };\n#endif\n"
+        "int use(struct rusage *usage) { return 1; }\n",
     },
     "a header whose name a build may define": {
         "types.h": "#ifdef LIB_CPU_HEADER\n#include LIB_CPU_HEADER\n#else\n#include \"cpucfg.h\"\n#endif\n"
@@ -362,3 +364,21 @@ def test_a_macro_that_stands_with_an_include_is_there_for_declarations(tmp_path)
     assert document.kind == "compilable"
     assert "member_7" not in document.text
     assert compile_errors(document.text, language="c") == ""
+
+
+def test_a_library_s_headers_below_a_folder_that_the_project_has_too_are_included(tmp_path):
+    """Where no header of the project lies right beside them; others are a build's."""
+    library = ["lib/lib.h", "lib/video/video.h", "lib/video/frame.h", "lib/base/bits.h"]
+    files = {
+        "include/lib/own/own.h": "#include <lib/lib.h>\nint own(lib_int n);\n",
+        **{f"include/lib/own/{name}.h": f"int {name}(void);\n" for name in "abcde"},
+        **{
+            f"{name}.c": f"#include <lib/own/{name}.h>\nint {name}(void) {{ return 1; }}\n"
+            for name in "abcde"
+        },
+        "other.c": "".join(f"#include <{name}>\n" for name in library),
+        "use.c": "#include <lib/own/own.h>\n#include <lib/own/written.h>\nint use(void) { return own(1); }\n",
+    }
+    text = one_document(tmp_path, files, of="use.c").text
+    assert "#include <lib/lib.h>\n" in text
+    assert "written.h" not in text
