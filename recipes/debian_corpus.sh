@@ -5,7 +5,7 @@
 #   recipes/debian_corpus.sh blind FOLDER     projects that it is only measured on      -> FOLDER/blind
 #   recipes/debian_corpus.sh blind2 FOLDER    and two more such sets, each looked at once, -> FOLDER/blind2
 #   recipes/debian_corpus.sh blind3 FOLDER    when the work is done                     -> FOLDER/blind3
-#   recipes/debian_corpus.sh blind4 FOLDER    (also blind5 to blind35; wide and wide2: many small
+#   recipes/debian_corpus.sh blind4 FOLDER    (also blind5 to blind37; wide and wide2: many small
 #                                             projects; known: looked at all along)
 #   recipes/debian_corpus.sh scale FOLDER     500 MB in 34,000 files                    -> FOLDER/scale
 #   recipes/debian_corpus.sh headers FOLDER   third-party headers, also those that the projects fetched so far
@@ -92,7 +92,7 @@ BLIND29="syncevolution libewf tcpdump fldigi fish mapserver opensc libxslt gsoap
 BLIND30="bird2 f2fs-tools hfsutils hwloc mtools openvpn squashfs-tools xfsprogs"
 BLIND31="clasp geographiclib libabw libcds libkml libmediainfo libmwaw libodfgen libvisio minisat2 xapian-core"
 # Measured once, later that day: drawn by chance of the source packages of Debian 12 with C or C++ that the mirror
-# had, 23 each with 0.06 to 2.5 MB of archive, then 30 each with 0.15 to 3.5 MB.
+# had, 23 each with 0.06 to 2.5 MB of archive, then 30, 30, 30 and 10 with 0.15 to 3.5 MB.
 BLIND32="belr coinor-cbc cpptest cricket cron direvent downtimed enca foremost glaurung healpix-cxx hyperscan
 jose libdivsufsort libdvbcsa librcd libwebm proxsmtp qcustomplot safelease sim4 tree-sitter zydis"
 BLIND33="amap-align calc f2c fastml grantlee5 hspell igraph iipimage kakasi liblemon libotf libsecp256k1 libzdb
@@ -103,6 +103,10 @@ psi-plugins retry tgt tripwire xsd"
 BLIND35="clearcut clucene-core coinor-osi dictconv dnsdist fastcdr flxmlrpc galera-3 google-perftools imgui
 kconfig latex2rtf libmspub libqglviewer muscle3 mustang openfst pktools qtwayland-opensource-src rasqal redland
 route-rnd scrm sqlitecpp ssed vdr vo-amrwbenc xdg-desktop-portal xerces-c zthreads"
+BLIND36="astronomical-almanac autoclass clhep connman cpprest drc ell exonerate farmhash gstreamer-vaapi
+igmpproxy jdupes kdb libepubgen libmikmod luabind lucy lzo2 mdocml mhash missfits mlv-smile newmat
+noweb openpace pdns pimd sombok squid vkbasalt"
+BLIND37="burp clustalw fbb flatpak-builder libemf2svg libev libfyaml libgpiod snap wyhash"
 # Large C and C++ projects, to measure time and memory.
 SCALE="ffmpeg gdb git mesa qemu samba vim"
 # The failures of these were looked at, beside those of blind3.
@@ -143,7 +147,7 @@ fail() {
     exit 2
 }
 
-usage="usage: recipes/debian_corpus.sh dev|blind|blind2|...|blind35|wide|wide2|known|scale|headers|large|tokenizer|measure FOLDER"
+usage="usage: recipes/debian_corpus.sh dev|blind|blind2|...|blind37|wide|wide2|known|scale|headers|large|tokenizer|measure FOLDER"
 [ $# -eq 2 ] || fail "$usage"
 command -v apt-get >/dev/null || fail "there is no apt-get: this recipe needs Debian or Ubuntu"
 command -v dpkg-source >/dev/null || fail "there is no dpkg-source. Install it: sudo apt-get install dpkg-dev"
@@ -275,7 +279,7 @@ tokenizer)
     done
     ;;
 measure)
-    for set_name in ${SETS:-dev blind blind2 blind3 blind4 blind5 blind6 blind7 blind8 blind9 blind10 blind11 blind12 blind13 blind14 blind15 blind16 blind17 blind18 blind19 blind20 blind21 blind22 blind23 blind24 blind25 blind26 blind27 blind28 blind29 blind30 blind31 blind32 blind33 blind34 blind35 wide wide2}; do
+    for set_name in ${SETS:-dev blind blind2 blind3 blind4 blind5 blind6 blind7 blind8 blind9 blind10 blind11 blind12 blind13 blind14 blind15 blind16 blind17 blind18 blind19 blind20 blind21 blind22 blind23 blind24 blind25 blind26 blind27 blind28 blind29 blind30 blind31 blind32 blind33 blind34 blind35 blind36 blind37 wide wide2}; do
         sh "$0" "$set_name" "$folder"
         build "$set_name" "$folder/corpus-$set_name" --mode compilable
         # shellcheck disable=SC2046  # several folders

@@ -154,3 +154,11 @@ def test_spans_and_pairs_lie_in_the_text_of_their_item():
     ]
     (pair,) = shift_pairs([(item.pairs, 0)])
     assert item.text[pair["doc_start"] : pair["doc_end"]] == b"// Says how large it is."
+
+
+@pytest.mark.parametrize(
+    ("head", "qualifier"), [("A::B", b"A"), ("A::B final : public C::D", b"A"), ("B : public C::D", b"")]
+)
+def test_class_of_another_class_that_the_parser_cannot_read(head, qualifier):
+    (item,) = read_items(f"class {head} {{\n  APPLY(+=)\n  int n\n}};\n".encode(), MacroTable()).items
+    assert (item.names, item.qualifier) == ((b"B",), qualifier)

@@ -135,12 +135,9 @@ def library_includes(
         if len(arguments) >= FEWEST_HEADERS
         and (prefix[-1:] not in "/*" or len(arguments) > len(answered[prefix]))
     )
+    folders = {prefix: set(map(_folder, arguments)) for prefix, arguments in answered.items()}
     apart = (
-        {
-            each
-            for each in arguments
-            if each[:1] == "<" and _folder(each) not in map(_folder, answered[prefix])
-        }
+        {each for each in arguments if each[:1] == "<" and _folder(each) not in folders.get(prefix, ())}
         for prefix, arguments in lacking.items()
         if prefix[-1:] == "/"
     )

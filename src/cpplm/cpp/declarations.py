@@ -39,6 +39,7 @@ _NO_NAMES = frozenset(
     b"auto char class const double enum extern final float inline int long short signed static struct "
     b"typedef union unsigned void volatile".split()
 )
+_QUALIFIED_CLASS = re.compile(rb"\b(\w+)\s*::\s*\w+\s*(?:final\s*)?\Z")
 _CONSTANT = re.compile(rb"\b(?:constexpr|consteval|auto)\b")
 
 
@@ -124,9 +125,6 @@ def _significant(root: tree_sitter.Node) -> tree_sitter.Node | None:
             return node
         node = inner[-1]
     return node
-
-
-_QUALIFIER = re.compile(rb"\b(\w+)\s*::\s*\w+\s*(?:final\s*)?(?:\Z|:(?!:))")
 
 
 def _is_class(code: bytes) -> bool:
@@ -298,9 +296,10 @@ def _guess(item: Item, code: bytes) -> None:
         head = code[: code.find(b"{")]
         while _TEMPLATE_ARGUMENTS.search(head):
             head = _TEMPLATE_ARGUMENTS.sub(b"", head)
-        words = IDENTIFIER.findall(re.split(rb"(?<!:):(?!:)", head)[0])
+        head = re.split(rb"(?<!:):(?!:)", head)[0]
+        words = IDENTIFIER.findall(head)
         item.names = tuple([word for word in words if word not in _NO_NAMES][-1:])
-        item.qualifier = b"".join(_QUALIFIER.findall(head)[-1:])
+        item.qualifier = b"".join(_QUALIFIED_CLASS.findall(head))
         if trimmed.startswith(b"typedef"):
             item.names += tuple(IDENTIFIER.findall(trimmed, trimmed.rfind(b"}") + 1))
         if words[: words[:1].count(b"typedef") + 1][-1:] == [b"enum"]:

@@ -52,8 +52,8 @@ def names_by_item(items: Sequence[Item], macros: MacroTable) -> list[set[bytes]]
         names
         for item, names in zip(items, found, strict=True)
         if item.kind == ItemKind.FUNCTION
-        and _is_macro(item, macros)
         and _callee(item) not in macros.functions
+        and _is_macro(item, macros)
     ]
     common = {name for name, count in Counter(itertools.chain(*behind_macros)).items() if count > 1}
     for names in behind_macros:
