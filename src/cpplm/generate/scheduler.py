@@ -200,7 +200,7 @@ class Scheduler:
         rest = request.spec.ids[request.sequence.length :]
         ids = rest[:budget]
         if ids:
-            num_outputs = None if self.limits.draft.kind == "heads" else 1
+            num_outputs = None if self.limits.draft.kind == "heads" else 1  # heads read the states of all
             hidden_1TC = self._hidden([request.sequence], [list(ids)], num_outputs)
             self._proposer.prefill(request.sequence, rest, hidden_1TC)
             self.cache.advance(request.sequence, ids)
