@@ -118,7 +118,7 @@ class Attention(nn.Module):
         return specs
 
     def forward(
-        self, x_BTC: Tensor, context: ForwardContext, num_queries: int | None = None
+        self, x_BTC: Tensor, context: ForwardContext, *, num_queries: int | None = None
     ) -> tuple[Tensor, Tensor]:
         """BTC to BTC, and the indexer's mean divergence in nats, 0 without one.
 

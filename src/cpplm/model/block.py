@@ -58,7 +58,7 @@ class TransformerBlock(nn.Module):
 
         def attend(x_BTC: Tensor) -> Tensor:
             nonlocal divergence
-            mixed_BTC, divergence = self.attention(norm(x_BTC), context, num_queries)
+            mixed_BTC, divergence = self.attention(norm(x_BTC), context, num_queries=num_queries)
             return mixed_BTC
 
         if (engram := self.engram) is not None:
