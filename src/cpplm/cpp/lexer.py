@@ -58,6 +58,12 @@ _MACRO_PARAMETERS = re.compile(rb"\w+\(([^()]*)\)")
 
 
 @lru_cache(maxsize=65_536)
+def _macro_names(definition: bytes) -> frozenset[bytes]:
+    parameters = _MACRO_PARAMETERS.match(definition)
+    return names_in(definition) - names_in(parameters.group(1) if parameters else b"")
+
+
+@lru_cache(maxsize=65_536)
 def _first_name(text: bytes) -> bytes:
     match = IDENTIFIER.match(text)
     return match.group() if match else b""
@@ -80,8 +86,7 @@ class Directive:
     @property
     def mentions(self) -> frozenset[bytes]:
         """The identifiers in the argument but for the parameters of a macro, which are no names."""
-        parameters = _MACRO_PARAMETERS.match(self.argument) if self.keyword == b"define" else None
-        return names_in(self.argument) - names_in(parameters.group(1) if parameters else b"")
+        return _macro_names(self.argument) if self.keyword == b"define" else names_in(self.argument)
 
     @property
     def line(self) -> bytes:

@@ -112,7 +112,7 @@ def _pasted(names: set[bytes], item: Item, macros: MacroTable) -> set[bytes]:
 
 
 def _callee(item: Item) -> bytes:
-    """What stands before the parentheses of an item, if it is one name."""
+    """The function or macro that an item defines, declares or calls; empty where that is not one name."""
     return item.function_name or (item.names[0] if len(item.names) == 1 else b"")
 
 

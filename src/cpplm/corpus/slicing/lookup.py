@@ -18,8 +18,8 @@ from typing import NamedTuple
 from cpplm.corpus.slicing.declared_names import declared_names
 from cpplm.corpus.slicing.expansion import Expansion, Place, Rank
 from cpplm.corpus.slicing.incomplete_types import needs_only_declared, value_returned
+from cpplm.corpus.slicing.multiple_inclusion import needed_definitions, prefer_unconditional
 from cpplm.corpus.slicing.redefined_macros import RedefinedMacros
-from cpplm.corpus.slicing.repeated_readings import certain_readings, needed_definitions
 from cpplm.corpus.slicing.shadowing import (
     HIDDEN_KINDS,
     befriended,
@@ -211,8 +211,7 @@ class NameLookup:
         return found
 
     def _candidates_of(self, name: bytes, count: int, hidden: bool) -> Candidates:
-        places = self._declaring(name).places[:count]
-        places = certain_readings(places, self.expansion)
+        places = prefer_unconditional(self._declaring(name).places[:count], self.expansion)
         if hidden:
             places = [each for each in places if self.expansion.item(each).kind not in HIDDEN_KINDS]
         places = needed_definitions(places, name, self.expansion)

@@ -1,4 +1,4 @@
-"""Places of one item of a header that is read more than once, of which fewer are enough."""
+"""Items of headers that are included more than once: the places of them that a unit needs."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from cpplm.cpp.items import Item, ItemKind, conditions_in
 from cpplm.cpp.segments import Condition
 
 
-def certain_readings(places: Sequence[Place], expansion: Expansion) -> list[Place]:
-    """Without what was read under a condition, and again in any case: the second is there for sure."""
-    certain = {expansion.key(each) for each in places if not expansion.visits[each[0]].is_conditional}
+def prefer_unconditional(places: Sequence[Place], expansion: Expansion) -> list[Place]:
+    """The places but those under a condition where the item is also read in any case, for sure."""
+    unconditional = {expansion.key(each) for each in places if not expansion.visits[each[0]].is_conditional}
     return [
         each
         for each in places
-        if not expansion.visits[each[0]].is_conditional or expansion.key(each) not in certain
+        if not expansion.visits[each[0]].is_conditional or expansion.key(each) not in unconditional
     ]
 
 
 def needed_definitions(places: list[Place], macro: bytes, expansion: Expansion) -> list[Place]:
-    """Without definitions of a macro that are read again, unless different ones are ended in between."""
+    """The places but definitions of a macro that are read again with no other one ended in between."""
     defining = {each for each in places if _has(b"define", macro, expansion.item(each))}
     if len(defining) < 2:
         return places
