@@ -99,7 +99,7 @@ class RedefinedMacros:
         """The macros of the project as they are where an item stands; None where it uses none of these."""
         expansion, item = self._expansion, self._expansion.item(place)
         used = self._named_by(item) if item.kind != ItemKind.MACRO else set()
-        used = {name for name in used if not self.names.isdisjoint({name, *self._used_by(name)})}
+        used = {name for name in used if name in self.names or name in self._using}
         rank = expansion.rank(place)
         bodies = macro_bodies(
             each
@@ -119,19 +119,22 @@ class RedefinedMacros:
 
     @functools.cached_property
     def _using(self) -> dict[bytes, set[bytes]]:
-        """By the name of a macro the names in what it stands for."""
+        """By the name of a macro those in what it stands for, where they lead to these macros."""
         using: dict[bytes, set[bytes]] = defaultdict(set)
         for each in (each for place in self._places() for each in self._expansion.item(place).directives):
             if each.keyword == b"define":
                 using[each.macro] |= each.mentions - {each.macro}
-        return using
+        leading = set(self.names)
+        for _ in range(_DEEPEST):
+            leading |= {macro for macro, names in using.items() if not leading.isdisjoint(names)}
+        return {macro: using[macro] & leading for macro in leading & using.keys()}
 
     def _used_by(self, macro: bytes) -> Set[bytes]:
-        """The names that a macro leads to."""
+        """The names that a macro leads to, and that lead to these macros."""
         if macro not in self._used:
             found: set[bytes] = set()
             waiting = {macro}
-            for _ in range(_DEEPEST):
+            while waiting:
                 waiting = set[bytes]().union(*(self._using.get(each, ()) for each in waiting)) - found
                 found |= waiting
             self._used[macro] = found
