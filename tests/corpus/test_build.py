@@ -186,6 +186,22 @@ def test_too_little_code_and_no_code(tmp_path):
     with pytest.raises(UserError, match=r"project none .* has no C or C\+\+ files .*1 empty"):
         build(compilable(out=str(tmp_path / "out2"), projects=(tmp_path / "none",), workers=1))
     assert not (tmp_path / "out2").exists()
+    with pytest.raises(UserError, match=r"project none .* has no C or C\+\+ files"):  # named itself
+        projects = (tmp_path / "none", TINYLIB)
+        build(compilable(out=str(tmp_path / "out2"), projects=projects, workers=1))
+
+
+def test_a_folder_among_the_projects_that_holds_no_code_is_left_out_and_counted(tmp_path):
+    write_files(tmp_path / "all" / "scripts", {"a.py": "pass\n"})
+    shutil.copytree(TINYLIB, tmp_path / "all" / "tinylib")
+    settings = compilable(out=str(tmp_path / "out"), projects_dir=tmp_path / "all", workers=1)
+    figures = build_figures(build(settings))
+    assert figures["skipped"] == {"project without C or C++ files": 1}
+    assert figures["documents"] > 3
+    assert build(settings)["already_complete"]
+    shutil.rmtree(tmp_path / "all" / "tinylib")
+    with pytest.raises(UserError, match=r"project scripts .* has no C or C\+\+ files"):
+        build(compilable(out=str(tmp_path / "out2"), projects_dir=tmp_path / "all", workers=1))
 
 
 FULL_DISK = """

@@ -17,7 +17,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -33,15 +32,12 @@ from cpplm.core.locking import exclusive_lock
 from cpplm.core.progress import progress_bar
 from cpplm.core.shards import COMPLETE, MANIFEST, ShardReader, shard_names, write_manifest
 from cpplm.core.storage import Storage, is_bucket, sha256
-from cpplm.core.workers import peak_resident_memory, processor_seconds, worker_pool
+from cpplm.core.workers import peak_resident_memory, processor_seconds
 from cpplm.corpus import datatrove_executor
-from cpplm.corpus.clang.semantics import plan_semantics
 from cpplm.corpus.compile.labels import CompileLabeler, plan_labeler
 from cpplm.corpus.ingest import jsonl
 from cpplm.corpus.ingest.configure import configure
-from cpplm.corpus.ingest.curation import CurationRules, curate
-from cpplm.corpus.ingest.decontamination import load_problems
-from cpplm.corpus.ingest.discovery import FileRules, Project, built_files, find_files, find_projects
+from cpplm.corpus.ingest.discovery import Project, built_files
 from cpplm.corpus.ingest.fingerprints import (
     FINGERPRINTS_NAME,
     KnownFile,
@@ -54,14 +50,12 @@ from cpplm.corpus.project_cache import PARTS, ProjectJob, make_jobs, missing_job
 from cpplm.corpus.reports.train_val_overlap import train_val_overlap
 from cpplm.corpus.settings import CorpusSettings
 from cpplm.corpus.shard_writer import write_splits
-from cpplm.corpus.slicing.build_headers import build_defaults
+from cpplm.corpus.sources import discover, file_rules
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 UNPACKED, CONFIGURED = "_jsonl", "_configured"
 # Raised when the documents made from the same input, or their columns, change.
 _FORMAT = 20
-# From here on starting workers takes less time than they save in looking for copies.
-_MUCH_SOURCE = 100_000_000
 
 
 def build(settings: CorpusSettings) -> dict[str, Any]:
@@ -176,68 +170,6 @@ def _prepare(
     return _PreparedBuild(identity, jobs, digests, earlier, known_files + files)
 
 
-def discover(
-    settings: CorpusSettings, unpacked: list[Project], finished: frozenset[str], known_files: list[KnownFile]
-) -> tuple[list[DiscoveredProject], list[KnownFile]]:
-    """All projects, sorted by name, and the files of new ones that make documents.
-
-    Args:
-        settings: name projects that lie in folders; such a project without C++ files is an error.
-        unpacked: projects made from JSON lines; one without usable files stays, for what was left out of it.
-        finished: projects of the corpus that is there; nothing is decided on their files any more.
-        known_files: the files that this corpus was made of, where new projects are added to it.
-
-    Raises:
-        UserError: a project without C++ files, or two projects of one name.
-    """
-    projects = sorted([*find_projects(settings), *unpacked], key=lambda project: project.name)
-    for name, times in Counter(project.name for project in projects).items():
-        if times > 1:
-            raise UserError(f"{times} projects are named {name}", fix="Rename one, or leave it out.")
-    plans = {project.name: plan_semantics(settings, project) for project in projects}
-    rules = _file_rules(settings)
-    record_rules = replace(rules, keep_ignored=True)  # unpacked, they are in no repository
-    curation = CurationRules(
-        load_problems(settings.decontaminate),
-        settings.near_duplicates,
-        redact=not settings.keep_personal_data,
-    )
-    discovered = [
-        DiscoveredProject(
-            project,
-            *find_files(project, record_rules if project in unpacked else rules),
-            semantic=plans[project.name],
-            defaults=build_defaults(project.roots),
-        )
-        for project in projects
-    ]
-    for item in discovered:
-        if not any(file.makes_documents for file in item.files) and item.project not in unpacked:
-            left_out = f" (left out: {item.skips})" if str(item.skips) else ""
-            raise UserError(
-                f"project {item.project.name} ({item.project.roots[0]}) has no C or C++ files to learn from"
-                f"{left_out}",
-                fix="Check the path, or leave this project out.",
-            )
-    new = [item for item in discovered if item.project.name not in finished]
-    if settings.worker_count > 1 and sum(file.size for item in new for file in item.files) > _MUCH_SOURCE:
-        with worker_pool(settings.worker_count) as pool:
-            files = curate(new, curation, known=known_files, run=pool.map)
-    else:
-        files = curate(new, curation, known=known_files)
-    return discovered, files
-
-
-def _file_rules(settings: CorpusSettings) -> FileRules:
-    return FileRules(
-        settings.max_file_bytes,
-        settings.max_include_bytes,
-        settings.keep_vendored,
-        settings.keep_ignored,
-        settings.licenses,
-    )
-
-
 def _configure(projects: list[DiscoveredProject], settings: CorpusSettings, folder: Path) -> None:
     """Add to projects what their own configuration steps make.
 
@@ -252,7 +184,7 @@ def _configure(projects: list[DiscoveredProject], settings: CorpusSettings, fold
     for item, made in zip(items, results, strict=True):
         known = {file.name for file in item.files}
         headers = {name: path for name, path in made.headers.items() if name not in known}
-        files = built_files(item.project, headers, _file_rules(settings), item.skips)
+        files = built_files(item.project, headers, file_rules(settings), item.skips)
         macros = dict(made.macros)
         if not settings.keep_personal_data:
             macros = {name: redact(value)[0] for name, value in macros.items()}

@@ -15,7 +15,6 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from cpplm.corpus.slicing.declared_names import declared_names
 from cpplm.corpus.slicing.expansion import Expansion, Place, Rank
 from cpplm.corpus.slicing.incomplete_types import needs_only_declared, value_returned
 from cpplm.corpus.slicing.multiple_inclusion import needed_definitions, prefer_unconditional
@@ -30,7 +29,6 @@ from cpplm.corpus.slicing.shadowing import (
 from cpplm.corpus.slicing.shortening import called_in
 from cpplm.cpp.items import Item, ItemKind, condition_names, scope_macros
 from cpplm.cpp.lexer import IDENTIFIER, names_in
-from cpplm.cpp.macros import MacroTable
 from cpplm.cpp.segments import Scope
 
 # Names that a header without includes has from the files that include it.
@@ -113,8 +111,6 @@ class NameLookup:
 
     expansion: Expansion
     redefined: RedefinedMacros = field(init=False)
-    _tables: dict[Place, MacroTable | None] = field(default_factory=dict)  # of macros as they are there
-    _declared_at: dict[Place, Set[bytes]] = field(default_factory=dict)
     _ranked: dict[bytes, RankedPlaces] = field(default_factory=dict)
     # By name, how many of its places are visible, and whether the name is hidden.
     _candidates: dict[tuple[bytes, int, bool], Candidates] = field(default_factory=dict)
@@ -187,7 +183,7 @@ class NameLookup:
         found: list[Candidates] = []
         known = self._at_place.setdefault(place, {})
         redefined = self.redefined.asked_by(item) if self.redefined.names else frozenset()
-        if redefined and (table := self._table_at(place)) is not None:
+        if redefined and (table := self.redefined.table_at(place)) is not None:
             # No names that are pasted under other definitions.
             mentions = mentions - self.expansion.index.macros.pasted(mentions, item.text)
             mentions |= table.pasted(mentions, item.text)
@@ -280,23 +276,9 @@ class NameLookup:
             expansion = self.expansion
             places = sorted(expansion.declaring(name), key=expansion.rank)
             if self.redefined.names:
-                places = [place for place in places if self._declares(place, name)]
+                places = [place for place in places if self.redefined.declares(place, name)]
             self._ranked[name] = self._rank(places)
         return self._ranked[name]
-
-    def _table_at(self, place: Place) -> MacroTable | None:
-        if place not in self._tables:
-            self._tables[place] = self.redefined.table_at(place)
-        return self._tables[place]
-
-    def _declares(self, place: Place, name: bytes) -> bool:
-        """True if an item declares a name where it stands: `NAME(entry)`, what the macro pastes there."""
-        table = self._table_at(place)
-        if table is None:
-            return True
-        if place not in self._declared_at:
-            self._declared_at[place] = declared_names(self.expansion.item(place), table)
-        return name in self._declared_at[place]
 
     def _rank(self, places: list[Place]) -> RankedPlaces:
         items = map(self.expansion.item, places)

@@ -11,11 +11,14 @@ import functools
 from collections import defaultdict
 from collections.abc import Iterator, Set
 
+from cpplm.corpus.slicing.declared_names import declared_names
 from cpplm.corpus.slicing.expansion import Expansion, Place, Rank
+from cpplm.corpus.slicing.project_index import Key
 from cpplm.cpp.items import Item, ItemKind, condition_names
 from cpplm.cpp.lexer import ELSE_KEYWORDS, IF_KEYWORDS, names_in
 from cpplm.cpp.macros import MacroTable, macro_bodies
 
+_CONDITIONAL = IF_KEYWORDS | ELSE_KEYWORDS
 _DEEPEST = 16  # how many macros lead from one to the next
 
 
@@ -30,6 +33,12 @@ class RedefinedMacros:
         self._expansion = expansion
         self._used: dict[bytes, Set[bytes]] = {}
         self._ordered: dict[bytes, tuple[list[Place], list[Rank]]] = {}
+        self._holding: dict[tuple[bytes, int], list[Place]] = {}
+        self._directives: dict[Key, dict[bytes, set[bytes]]] = {}
+        self._tables: dict[Place, MacroTable | None] = {}
+        # By the definitions that they have in place of the project's: files are read under the same again.
+        self._tables_of: dict[tuple[tuple[bytes, Set[Key]], ...], MacroTable | None] = {}
+        self._declared: dict[tuple[Key, int], Set[bytes]] = {}  # by identity of tables
         definitions: dict[bytes, list[Place]] = defaultdict(list)
         asked: dict[bytes, set[bytes]] = defaultdict(set)  # by the conditions of its definitions
         ended: dict[bytes, set[bytes]] = defaultdict(set)  # with what else at once
@@ -38,9 +47,10 @@ class RedefinedMacros:
             undefined = {each.macro for each in item.directives if each.keyword == b"undef"}
             for name in undefined:
                 ended[name] |= undefined - {name}
+            conditions = _conditions(item)
             for name in {each.macro for each in item.directives if each.keyword == b"define"}:
                 definitions[name].append(place)
-                asked[name] |= _conditions(item) - {name}
+                asked[name] |= conditions - {name}
         several = {name for name, places in definitions.items() if len(places) > 1}
         self.names = {
             name for name in several & ended.keys() if len(set(map(expansion.key, definitions[name]))) > 1
@@ -71,19 +81,24 @@ class RedefinedMacros:
 
     def holding(self, name: bytes, rank: Rank) -> list[Place]:
         """The places of the definition of a macro that holds at a rank, and of what ended the one before."""
-        expansion = self._expansion
         if name not in self._ordered:
-            ordered = sorted(expansion.declaring(name), key=expansion.rank)
-            self._ordered[name] = ordered, list(map(expansion.rank, ordered))
+            ordered = sorted(self._expansion.declaring(name), key=self._expansion.rank)
+            self._ordered[name] = ordered, list(map(self._expansion.rank, ordered))
         places, ranks = self._ordered[name]
+        key = name, bisect.bisect_left(ranks, rank)
+        if key not in self._holding:
+            self._holding[key] = self._last_definitions(name, places[: key[1]])
+        return self._holding[key]
+
+    def _last_definitions(self, name: bytes, places: list[Place]) -> list[Place]:
+        """Of these places of a name, in order, those that still hold behind the last."""
+        expansion = self._expansion
         found: list[Place] = []
         is_defined = False
-        for number in reversed(range(bisect.bisect_left(ranks, rank))):
-            place = places[number]
-            item = expansion.item(place)
-            keywords = {each.keyword for each in item.directives if each.macro == name}
+        for place in reversed(places):
+            keywords = self._keywords(expansion.key(place)).get(name)
             if not keywords:  # something else of this name, or a call of a macro that has it as an argument
-                found += [place] if item.kind != ItemKind.CALL else []
+                found += [place] if expansion.item(place).kind != ItemKind.CALL else []
                 continue
             if is_defined and b"undef" not in keywords:
                 continue  # a definition that has ended by then
@@ -95,20 +110,52 @@ class RedefinedMacros:
             is_defined = is_defined or is_certain
         return found[::-1]
 
+    def _keywords(self, key: Key) -> dict[bytes, set[bytes]]:
+        """By the name of a macro the keywords of an item's directives that name it first."""
+        if key not in self._directives:
+            found: dict[bytes, set[bytes]] = defaultdict(set)
+            for directive in self._expansion.index.item(key).directives:
+                found[directive.macro].add(directive.keyword)
+            self._directives[key] = dict(found)
+        return self._directives[key]
+
     def table_at(self, place: Place) -> MacroTable | None:
         """The macros of the project as they are where an item stands; None where it uses none of these."""
-        expansion, item = self._expansion, self._expansion.item(place)
-        used = self._named_by(item) if item.kind != ItemKind.MACRO else set()
-        used = {name for name in used if name in self.names or name in self._using}
-        rank = expansion.rank(place)
-        bodies = macro_bodies(
-            each
-            for name in used
-            for found in (self.holding(name, rank) if name in self.names else expansion.declaring(name))
-            for each in expansion.item(found).directives
-            if each.macro == name
+        if place not in self._tables:
+            item = self._expansion.item(place)
+            used = self._named_by(item) if item.kind != ItemKind.MACRO else frozenset()
+            used = {name for name in used if name in self.names or name in self._using}
+            self._tables[place] = self._table(used, self._expansion.rank(place)) if used else None
+        return self._tables[place]
+
+    def _table(self, used: Set[bytes], rank: Rank) -> MacroTable | None:
+        """The macros of the project, these as they are at a rank."""
+        expansion = self._expansion
+        definitions = tuple(
+            (name, frozenset(map(expansion.key, places)))
+            for name in sorted(used)
+            for places in [self.holding(name, rank) if name in self.names else expansion.declaring(name)]
         )
-        return expansion.index.macros.with_bodies(bodies) if bodies else None
+        if definitions not in self._tables_of:
+            bodies = macro_bodies(
+                directive
+                for name, keys in definitions
+                for key in keys
+                for directive in expansion.index.item(key).directives
+                if directive.macro == name
+            )
+            self._tables_of[definitions] = expansion.index.macros.with_bodies(bodies) if bodies else None
+        return self._tables_of[definitions]
+
+    def declares(self, place: Place, name: bytes) -> bool:
+        """True if an item declares a name where it stands: `NAME(entry)`, what the macro pastes there."""
+        table = self.table_at(place)
+        if table is None:
+            return True
+        key = self._expansion.key(place), id(table)
+        if key not in self._declared:
+            self._declared[key] = declared_names(self._expansion.item(place), table)
+        return name in self._declared[key]
 
     def _places(self) -> Iterator[Place]:
         """The places of all directives that are read."""
@@ -141,7 +188,7 @@ class RedefinedMacros:
         return self._used[macro]
 
 
-def _conditions(item: Item) -> set[bytes]:
+def _conditions(item: Item) -> Set[bytes]:
     """The macros that the conditions in an item and around it ask for."""
-    conditions = (each for each in item.directives if each.keyword in IF_KEYWORDS | ELSE_KEYWORDS)
-    return condition_names(item.stack).union(*(names_in(each.argument) for each in conditions))
+    arguments = {each.argument for each in item.directives if each.keyword in _CONDITIONAL}
+    return condition_names(item.stack).union(*map(names_in, arguments))
