@@ -113,3 +113,17 @@ def test_a_use_borrows_the_definitions_that_hold_there(tmp_path):
 @pytest.mark.parametrize("files", _PROJECTS.values(), ids=_PROJECTS)
 def test_a_project_compiles(tmp_path, files):
     assert_compiles(tmp_path, files)
+
+
+def test_a_source_that_is_compiled_for_several_targets_through_a_header_stands_once(tmp_path):
+    """As with Google's Highway: the header includes the source again for each target."""
+    each = "".join(f"#define ARCH {name}\n#include ARCH_FILE\n#undef ARCH\n" for name in ("scalar", "wide"))
+    files = {
+        "foreach.h": _once("FOREACH", each + "#define ARCH best\n"),
+        "weight.h": _once("WEIGHT", "#define WEIGHT 3\n"),
+        "sum.cc": '#define ARCH_FILE "sum.cc"\n#include "foreach.h"\n#include "weight.h"\n\n'
+        "namespace ARCH {\nint sum(const int *first) {\n  return first[0] * WEIGHT + first[1];\n}\n}\n",
+    }
+    document = one_document(tmp_path, files, of="sum.cc")
+    assert document.text.count("int sum(") == 1
+    assert not compile_errors(document.text)

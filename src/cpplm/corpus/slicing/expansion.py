@@ -190,6 +190,7 @@ class Expander:
             self._expansion = Expansion(self._index, self._own, defined=sorted(self._defined), roots=names)
             # Of files the conditions under which they have been read; none where that is likely.
             self._read: dict[str, list[Set[Frame]]] = defaultdict(list)
+            self._open: set[str] = set()  # the unit's own files that are being read
             for name in names:
                 self._visit(name, (), 0)
             if self._demanded <= self._defined:
@@ -231,6 +232,7 @@ class Expander:
         conditions = self._conditions(file, state, branches)
         of_likely = self._conditions(file, self._likely, branches)
         known: dict[int, _Around] = {}  # by identity of items' stacks
+        self._open.update([name] if visit.own else [])
         for number in file.events:
             item = file.items[number]
             around = known.get(id(item.stack)) if number not in file.guards else None
@@ -248,6 +250,7 @@ class Expander:
                 visit.live[number] = around.live
             if around.live is not False and item.directives:
                 self._directives(visit, number, item, depth, conditions, around)
+        self._open.discard(name)
         for guard in {frame.lines[0] for guards in file.guards.values() for frame in guards}:
             for state in states[visit.is_conditional :]:  # there it may be read again
                 state.macros[guard.split()[-1]] = Macro(b"")  # from now on that part is not read
@@ -387,8 +390,8 @@ class Expander:
             return True
         may_be_borrowed = self._index.files[target].may_be_borrowed
         self._may_differ |= target == visit.file.name or not may_be_borrowed
-        if visit.own and target == visit.file.name:  # under other macros: its text is there once
-            return visit.file.items[number].kind == ItemKind.INCLUDE
+        if target in self._open:  # under other macros: its text is there once
+            return target != visit.file.name or visit.file.items[number].kind == ItemKind.INCLUDE
         visit.cuts.append(number)
         if may_be_borrowed or target in self._expansion.own or is_template(target):
             self._visit(target, frames, depth + 1, likely=likely)
