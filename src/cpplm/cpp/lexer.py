@@ -50,7 +50,7 @@ _FOREIGN = re.compile(rb"\b(?:_WIN32|_WIN64|_MSC_VER|__APPLE__|__cplusplus\s*<)|
 @lru_cache(maxsize=65_536)
 def names_in(line: bytes) -> frozenset[bytes]:
     """The identifiers of a condition, a macro or an opened scope: a short text that comes again and again."""
-    return frozenset(IDENTIFIER.findall(_HEADER_NAME.sub(b"", line)))
+    return frozenset(IDENTIFIER.findall(_HEADER_NAME.sub(b" ", line)))
 
 
 _HEADER_NAME = re.compile(rb'"[^"]*"|<[\w./+-]+>')

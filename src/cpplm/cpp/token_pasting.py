@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 
 from cpplm.cpp.lexer import IDENTIFIER
 
@@ -14,6 +13,7 @@ _PARAMETER = b"\x04"  # and its number, in what is pasted and in simple calls
 _PASTE = re.compile(rb"\x04?\w+(?:\s*##\s*\x04?\w+)+")
 _SIMPLE_CALL = re.compile(rb"\b([A-Za-z_]\w*)\s*\(([\x04\w\s,#]*)\)")
 _DEFINITION = re.compile(rb"#[ \t]*define[ \t]+\w+\(([^()]*)\)(?:\\\n|[^\n])*")
+_CALL = re.compile(rb"\b([A-Za-z_]\w*+)\s*+\((?=([^()]*))")  # also within the arguments of another
 _IS_WORD = re.compile(rb"\w*")
 _PASTED_PART = re.compile(rb"\x04?\w+")
 _DEEPEST_PASTE = 3
@@ -120,20 +120,15 @@ def pasted_names(templates: Iterable[Template], arguments: list[bytes]) -> set[b
     return set(filter(IDENTIFIER.fullmatch, made))
 
 
-def pasted_by_calls(macros: Iterable[bytes], text: bytes, pastes: Pastes) -> set[bytes]:
+def pasted_by_calls(macros: Set[bytes], text: bytes, pastes: Pastes) -> set[bytes]:
     """The names that calls of these macros make in a text."""
     text = _DEFINITION.sub(_without_parameters, text)
     return {
         name
-        for macro in macros
-        for call in _calls_of(macro).finditer(text)
-        for name in pasted_names(pastes[macro], call.group(1).split(b","))
+        for macro, arguments in set(_CALL.findall(text))
+        if macro in macros
+        for name in pasted_names(pastes[macro], arguments.split(b","))
     }
-
-
-@functools.lru_cache(maxsize=4_096)
-def _calls_of(macro: bytes) -> re.Pattern[bytes]:
-    return re.compile(rb"\b" + macro + rb"\s*\(([^()]*)")
 
 
 def _without_parameters(definition: re.Match[bytes]) -> bytes:

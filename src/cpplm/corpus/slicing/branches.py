@@ -5,14 +5,18 @@ an item when directives were carried out.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 
+from cpplm.corpus.slicing.include_resolver import IncludeResolver
 from cpplm.corpus.slicing.outlines import without_spans
 from cpplm.corpus.slicing.project_index import ParsedFile
+from cpplm.cpp.conditions import MacroState
 from cpplm.cpp.items import Item, ItemKind
 from cpplm.cpp.lexer import ELSE_KEYWORDS, IF_KEYWORDS, INCLUDE_KEYWORDS, Directive
 from cpplm.cpp.segments import Condition
 
+_HAS_INCLUDE = re.compile(rb"__has_include\s*\(\s*(\"[^\"]*\"|<[^>]*>)\s*\)")
 Branches = Mapping[tuple[int, int], bool]  # by the offset of an `#if` and a branch's number: is it read?
 
 
@@ -46,6 +50,23 @@ class Conditions:
         if True in before or value is False:
             return False
         return None if None in before or value is None else True
+
+
+def decide_conditions(
+    file: ParsedFile, state: MacroState, branches: Branches, includes: IncludeResolver
+) -> Conditions:
+    """The branches of a file, with answers to `__has_include` as far as the project can give them."""
+
+    def has_include(match: re.Match[bytes]) -> bytes:
+        argument = match.group(1).decode("utf-8", "replace")
+        if includes.resolve(file.name, argument) is not None:
+            return b"1"
+        return b"0" if includes.is_build_written(argument) else match.group()
+
+    def holds(line: bytes) -> bool | None:
+        return state.holds(_HAS_INCLUDE.sub(has_include, line) if b"__has_" in line else line)
+
+    return Conditions(holds, branches)
 
 
 def choose_header(

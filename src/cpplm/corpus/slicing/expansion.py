@@ -19,6 +19,7 @@ from cpplm.corpus.slicing.branches import (
     Branches,
     Conditions,
     choose_header,
+    decide_conditions,
     nested_directives,
     without_directives,
     written_includes,
@@ -34,7 +35,6 @@ from cpplm.cpp.segments import Condition, Frame
 _DEEPEST, _MOST_VISITS, _MOST_VISITS_OF_A_FILE = 200, 20_000, 64  # the first as g++ has it
 _DEFINITIONS = (b"define", b"undef")
 _STATEMENTS = (b"define", b"undef", b"pragma", b"error")  # no conditions, no includes
-_HAS_INCLUDE = re.compile(rb"__has_include\s*\(\s*(\"[^\"]*\"|<[^>]*>)\s*\)")
 Place = tuple[int, int]  # number of a visit, number of an item in its file
 Decided = Callable[[ParsedFile], Branches]
 Rank = int  # of a place in the order of the compiler
@@ -229,8 +229,8 @@ class Expander:
             visit.gone.update(file.external)
         branches = self._decided(file) if self._decided is not None and not before else {}
         state = replace(self._state, closed=True) if self._closed_world and not visit.own else self._state
-        conditions = self._conditions(file, state, branches)
-        of_likely = self._conditions(file, self._likely, branches)
+        conditions = decide_conditions(file, state, branches, self._index.includes)
+        of_likely = decide_conditions(file, self._likely, branches, self._index.includes)
         known: dict[int, _Around] = {}  # by identity of items' stacks
         self._open.update([name] if visit.own else [])
         for number in file.events:
@@ -288,7 +288,7 @@ class Expander:
             self._define(item.directives[0], unknown=is_conditional, likely=of_likely is not None)
             return
         removed: list[Directive] = []
-        last_external = 0
+        last = -1  # of those that are left
         external: list[tuple[tuple[Condition, ...], bytes]] = []
         made = {d.macro for d in item.directives if d.keyword == b"define"}  # `#define F "a.c"`, `#include F`
         is_dead = not visit.own and item.kind == ItemKind.MACRO
@@ -300,36 +300,29 @@ class Expander:
             live = not inner or conditions.live(inner)
             likely = of_likely is not None and (not inner or of_likely.live(inner) is True)
             decided = decided and live is not None and keyword not in _STATEMENTS
-            if live is False:
+            if live is False:  # behind the guard of its header, which the document does not have
+                removed += [directive] if self._was_read(visit.file.name, directive.target) else []
                 continue
             is_dead = is_dead and keyword not in _STATEMENTS
             if keyword == b"error" and likely:
                 self._demand([*item.stack, *inner], visit.file)
             if keyword in INCLUDE_KEYWORDS:
                 undecided = tuple(frame for frame in inner if conditions.live([frame]) is None)
-                argument = self._state.include_argument(directive.argument)
-                is_guess = not argument and likely  # of a macro that a build may define otherwise
-                argument = self._likely.include_argument(directive.argument) if is_guess else argument
-                around_it = frames if is_guess else (*frames, *undecided)
-                included = bool(argument) and self._include(
-                    visit, number, argument, around_it, depth, likely=likely
-                )
-                if included or (not visit.own and directive.argument in made):
+                line = self._include(visit, number, directive, (frames, undecided), depth, likely=likely)
+                if not line or (not visit.own and directive.argument in made):
                     removed.append(directive)
                 else:
-                    # A borrowed include stands without the macros that it is made of.
-                    is_made = argument and not directive.target
-                    line = b"#include " + argument.encode() if is_made else directive.line
                     external.append((undecided, line))
-                    last_external = directive.start
-                is_missing = included and likely and visit.cuts[-1:] != [number]
+                    last = directive.start
+                is_missing = not line and likely and visit.cuts[-1:] != [number]
                 if is_missing and any(d.keyword == b"else" for d in item.directives):
                     self._demand(inner, visit.file)
-            else:
+            elif keyword in _DEFINITIONS:
                 self._define(directive, unknown=live is None or is_conditional, likely=likely)
+                last = directive.start
         if item.kind == ItemKind.INCLUDE:
             visit.external[number] = written_includes(external)
-            is_early = external and removed and not visit.own and last_external < removed[0].start
+            is_early = removed and not visit.own and 0 <= last < removed[0].start
             visit.early.update([number] if is_early else [])
         if decided or removed:
             visit.gone[number] = visit.external[number] if decided else without_directives(item, removed)
@@ -338,27 +331,15 @@ class Expander:
 
     def _define(self, directive: Directive, *, unknown: bool, likely: bool) -> None:
         """Carry out `#define` and `#undef`; `unknown`: they may not be read."""
-        if directive.keyword not in _DEFINITIONS:
-            return
         name, macro = parse_define(directive.argument)
         value = macro if directive.keyword == b"define" else None
         self._state.macros[name] = UNKNOWN if unknown else value
         if likely:
             self._likely.macros[name] = value
 
-    def _conditions(self, file: ParsedFile, state: MacroState, branches: Branches) -> Conditions:
-        """The branches of a file, with answers to `__has_include` as far as the project can give them."""
-
-        def has_include(match: re.Match[bytes]) -> bytes:
-            argument = match.group(1).decode("utf-8", "replace")
-            if self._index.includes.resolve(file.name, argument) is not None:
-                return b"1"
-            return b"0" if self._index.includes.is_build_written(argument) else match.group()
-
-        def holds(line: bytes) -> bool | None:
-            return state.holds(_HAS_INCLUDE.sub(has_include, line) if b"__has_" in line else line)
-
-        return Conditions(holds, branches)
+    def _was_read(self, name: str, argument: str) -> bool:
+        target = self._index.includes.resolve(name, argument) if argument else None
+        return target is not None and self._index.number[target] in self._expansion.by_file
 
     def _is_guarded(self, argument: str) -> bool:
         """True for a header of the system whose guard (`_REGEX_H`) a copy of the project's has defined."""
@@ -372,28 +353,37 @@ class Expander:
         self,
         visit: Visit,
         number: int,
-        argument: str,
-        frames: tuple[Frame, ...],
+        directive: Directive,
+        frames: tuple[tuple[Frame, ...], tuple[Frame, ...]],
         depth: int,
         *,
         likely: bool,
-    ) -> bool:
-        """Read what an include names; whether the line has to go."""
+    ) -> bytes:
+        """Read what an include names, in these frames around its item and in it; the line that is left."""
+        argument = self._state.include_argument(directive.argument)
+        around = frames[0] + frames[1]
+        if not argument and likely:  # of a macro that a build may define otherwise
+            argument, around = self._likely.include_argument(directive.argument), frames[0]
+        if not argument:
+            return directive.line
+        # A borrowed include stands without the macros that it is made of.
+        line = directive.line if directive.target else b"#include " + argument.encode()
         target = self._index.includes.resolve(visit.file.name, argument)
         if target is None:
             if self._is_guarded(argument):
-                return True
+                return b""
             if not self._index.includes.is_build_written(argument):
-                return False
+                return line
             self._expansion.dropped.append(argument)
             self._demanded |= self._index.macros_of_header(include_target(argument).rpartition("/")[2])
-            return True
+            return b""
         may_be_borrowed = self._index.files[target].may_be_borrowed
         self._may_differ |= target == visit.file.name or not may_be_borrowed
         if target in self._open:  # under other macros: its text is there once
-            return target != visit.file.name or visit.file.items[number].kind == ItemKind.INCLUDE
+            is_whole = visit.file.items[number].kind == ItemKind.INCLUDE
+            return b"" if is_whole or target != visit.file.name else line
         visit.cuts.append(number)
         if may_be_borrowed or target in self._expansion.own or is_template(target):
-            self._visit(target, frames, depth + 1, likely=likely)
+            self._visit(target, around, depth + 1, likely=likely)
         self._stretch(visit)
-        return True
+        return b""

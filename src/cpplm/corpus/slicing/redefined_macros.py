@@ -9,8 +9,9 @@ from __future__ import annotations
 import bisect
 import functools
 from collections import defaultdict
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 
+from cpplm.corpus.slicing.branches import nested_directives
 from cpplm.corpus.slicing.declared_names import declared_names
 from cpplm.corpus.slicing.expansion import Expansion, Place, Rank
 from cpplm.corpus.slicing.project_index import Key
@@ -34,7 +35,8 @@ class RedefinedMacros:
         self._used: dict[bytes, Set[bytes]] = {}
         self._ordered: dict[bytes, tuple[list[Place], list[Rank]]] = {}
         self._holding: dict[tuple[bytes, int], list[Place]] = {}
-        self._directives: dict[Key, dict[bytes, set[bytes]]] = {}
+        self._changing: dict[Key, list[bytes]] = {}  # the macros of an item that lead to these
+        self._directives: dict[Key, dict[bytes, dict[bytes, bool]]] = {}
         self._tables: dict[Place, MacroTable | None] = {}
         # By the definitions that they have in place of the project's: files are read under the same again.
         self._tables_of: dict[tuple[tuple[bytes, Set[Key]], ...], MacroTable | None] = {}
@@ -96,7 +98,7 @@ class RedefinedMacros:
         found: list[Place] = []
         is_defined = False
         for place in reversed(places):
-            keywords = self._keywords(expansion.key(place)).get(name)
+            keywords = self._keywords(place).get(name)
             if not keywords:  # something else of this name, or a call of a macro that has it as an argument
                 found += [place] if expansion.item(place).kind != ItemKind.CALL else []
                 continue
@@ -107,33 +109,38 @@ class RedefinedMacros:
             is_certain = visit.live.get(place[1], True) is True and not visit.is_conditional
             if b"define" not in keywords and is_certain:
                 break
-            is_defined = is_defined or is_certain
+            is_defined |= is_certain and keywords.get(b"define", False)
         return found[::-1]
 
-    def _keywords(self, key: Key) -> dict[bytes, set[bytes]]:
-        """By the name of a macro the keywords of an item's directives that name it first."""
+    def _keywords(self, place: Place) -> dict[bytes, dict[bytes, bool]]:
+        """By macro the keywords of directives in an item that name it: does one stand in no `#if` there?"""
+        key = self._expansion.key(place)
         if key not in self._directives:
-            found: dict[bytes, set[bytes]] = defaultdict(set)
-            for directive in self._expansion.index.item(key).directives:
-                found[directive.macro].add(directive.keyword)
+            found: dict[bytes, dict[bytes, bool]] = defaultdict(dict)
+            for directive, inner in nested_directives(self._expansion.visits[place[0]].file, place[1]):
+                known = found[directive.macro]
+                known[directive.keyword] = known.get(directive.keyword, False) or not inner
             self._directives[key] = dict(found)
         return self._directives[key]
 
     def table_at(self, place: Place) -> MacroTable | None:
         """The macros of the project as they are where an item stands; None where it uses none of these."""
         if place not in self._tables:
-            item = self._expansion.item(place)
-            used = self._named_by(item) if item.kind != ItemKind.MACRO else frozenset()
-            used = {name for name in used if name in self.names or name in self._using}
+            key = self._expansion.key(place)
+            if key not in self._changing:
+                item = self._expansion.item(place)
+                named = self._named_by(item) if item.kind != ItemKind.MACRO else frozenset()
+                self._changing[key] = sorted(self.names & named | self._using.keys() & named)
+            used = self._changing[key]
             self._tables[place] = self._table(used, self._expansion.rank(place)) if used else None
         return self._tables[place]
 
-    def _table(self, used: Set[bytes], rank: Rank) -> MacroTable | None:
+    def _table(self, used: Sequence[bytes], rank: Rank) -> MacroTable | None:
         """The macros of the project, these as they are at a rank."""
         expansion = self._expansion
         definitions = tuple(
             (name, frozenset(map(expansion.key, places)))
-            for name in sorted(used)
+            for name in used
             for places in [self.holding(name, rank) if name in self.names else expansion.declaring(name)]
         )
         if definitions not in self._tables_of:
