@@ -39,7 +39,9 @@ _OF_HEADERS = frozenset(
 _AFTER_ALL: Rank = sys.maxsize
 _NAMED_SCOPE = re.compile(rb"(?<![:\w])(\w+)\s*::\s*\w")
 TYPE_KINDS = (ItemKind.TYPE, ItemKind.FORWARD, ItemKind.ALIAS)
-_OPEN_TYPEDEF = re.compile(rb"(?:\s|/\*.*?\*/|//[^\n]*\n)*+typedef\s+(?:struct|union|enum|class)\b", re.DOTALL)
+_OPEN_TYPEDEF = re.compile(
+    rb"(?:\s|/\*.*?\*/|//[^\n]*\n)*+typedef\s+(?:struct|union|enum|class)\b", re.DOTALL
+)
 
 
 class Candidates(NamedTuple):
