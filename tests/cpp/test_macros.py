@@ -1,5 +1,6 @@
+from cpplm.cpp.dead_branches import CLOSE, OPEN
 from cpplm.cpp.lexer import lex
-from cpplm.cpp.macros import CLOSE, OPEN, MacroTable, macro_bodies, mask
+from cpplm.cpp.macros import MacroTable, macro_bodies, mask
 
 MACROS = b"""
 #define API __attribute__((visibility("default")))

@@ -108,6 +108,7 @@ _ELSEWHERE = re.compile(
 )
 # `#ifdef X` and `#if defined X`, alone.
 IF_DEFINED = re.compile(rb"#\s*(?:ifdef\s+|(?:el)?if\s+defined\s*\(?\s*|elifdef\s+)(\w+)\s*\)?\s*")
+IF_NOT_DEFINED = re.compile(rb"#\s*(?:ifndef\s+|if\s*!\s*defined\s*\(?\s*)\w+\s*\)?\s*")
 _DEEPEST_EXPANSION = 12
 _LONGEST_INCLUDE = 1_000
 _WORDS = re.compile(rb"(\W+)")

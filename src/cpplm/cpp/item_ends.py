@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from cpplm.cpp.macros import CLOSE, OPEN, MacroTable, closing
+from cpplm.cpp.dead_branches import CLOSE, OPEN
+from cpplm.cpp.macros import MacroTable, closing
 from cpplm.cpp.old_style_parameters import declares_parameter
 
 NONBLANK = re.compile(rb"\S")

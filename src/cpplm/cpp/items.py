@@ -192,11 +192,18 @@ def _item(
         item.names = tuple(name for part in inside for name in (*part.names, part.function_name) if name)
         return item, 0
     errors = _code_item(item, code, plain, piece, rules)
-    if pasted and any(name in table.pastes and code.startswith(name) for name in item.names):
-        item.kind = ItemKind.CALL  # `COMPARE(LE, <=)`, in which the parser sees no call
+    if pasted and _is_call(item, code, table):
+        item.kind = ItemKind.CALL
     if item.kind == ItemKind.CALL:
         item.names = tuple(sorted(pasted))
     return item, errors
+
+
+def _is_call(item: Item, code: bytes, table: MacroTable) -> bool:
+    """True for `COMPARE(LE, <=)`, in which the parser sees no call; `EVENT_BEGIN(a) int n; EVENT_END(a)`."""
+    first = IDENTIFIER.match(item.text, len(item.text) - (item.end - item.start))
+    is_struct = first is not None and table.mask_of(first.group()) == "struct"
+    return is_struct or any(name in table.pastes and code.startswith(name) for name in item.names)
 
 
 def _mentioned(names: bytes) -> tuple[set[bytes], frozenset[bytes]]:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
-from cpplm.cpp.conditions import MacroState
-from cpplm.cpp.lexer import ELSE_KEYWORDS, IDENTIFIER, ConditionalGroup, Directive, LexedSource, blank
+from cpplm.cpp.dead_branches import CLOSE, OPEN, after_errors, dead_branches
+from cpplm.cpp.lexer import IDENTIFIER, Directive, LexedSource, blank
 from cpplm.cpp.token_pasting import (
     Pastes,
     chains_and_calls,
@@ -27,9 +27,10 @@ from cpplm.cpp.token_pasting import (
     pasted_names,
 )
 
-OPEN, CLOSE = b"\x01", b"\x02"
-# `blank_either`: with or without arguments.
-Mask = Literal["blank", "blank_call", "blank_either", "open", "close", "statement", "unwrap"]
+# `blank_either`: with or without arguments; `struct`, `struct_end`: `EVENT_BEGIN(x) int n; EVENT_END(x)`.
+Mask = Literal[
+    "blank", "blank_call", "blank_either", "open", "close", "struct", "struct_end", "statement", "unwrap"
+]
 
 _SPECIFIERS = frozenset(
     b"inline constexpr consteval constinit noexcept virtual override final extern static explicit const "
@@ -48,10 +49,9 @@ _OPENS = re.compile(
     rb'^(?:\s*(?:(?:inline\s+)?namespace\b[\w\s:]*|extern\s*"C(?:\+\+)?"\s*|export\s*)\{)+\s*$'
 )
 _CLOSES = re.compile(rb"^[\s}]*\}[\s}]*;?\s*$")
-SCOPE_ONLY = re.compile(rb'^(?:\s*(?:(?:inline\s+)?namespace\b[^;{}=()]*\{|extern\s*"\s*"\s*\{|\x01))*\s*$')
-CLOSE_ONLY = re.compile(rb"^\s*(?:[}\x02][\s};\x02]*)?$")
-# `#if` around one call of a macro, without a semicolon, is a whole declaration too.
-_LONE_CALL = re.compile(rb"(?:^|[;}\n])\s*[A-Z_][A-Z0-9_]*\s*(?:\([^;{}]*\))?\s*\Z")
+_OPENS_STRUCT = re.compile(rb"^\s*+(?:typedef\s++)?+(?:struct|union)\b[^{};]*+\{[^{}]*+$")
+_CLOSES_STRUCT = re.compile(rb"^[^{}]*+\}[^{}]*+$")
+_STRUCTS: dict[Mask, re.Pattern[bytes]] = {"struct": _OPENS_STRUCT, "struct_end": _CLOSES_STRUCT}
 # Names that mean the same wherever they come from: a scope opened or closed, an export or calling convention.
 _WELL_KNOWN: tuple[tuple[re.Pattern[bytes], Mask], ...] = (
     (re.compile(rb"^(?:\w*(?:BEGIN_(?:NAMESPACE|C?_?DECLS?|EXTERN_?C)|(?:NAMESPACE|DECLS?|EXTERN_?C)_BEGIN)"
@@ -79,7 +79,8 @@ _HEAD = re.compile(rb"(\w+)\s*+\([^();]*+\)\Z")
 _ENUM_HEAD = re.compile(rb"\benum\s+(?:class\s+)?\w+\s+\Z")
 _ENUMERATORS = re.compile(rb"\s*+\{[^;{}]*+\}")
 _NAME_OR_CALL = re.compile(rb"([A-Za-z_]\w*)(\s*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))?")
-_WITH_ARGUMENTS = ("blank_call", "blank_either", "open", "close")
+_WITH_ARGUMENTS = ("blank_call", "blank_either", "open", "close", "struct", "struct_end")
+_MARKERS = {"open": OPEN, "close": CLOSE, "struct": b"struct{", "struct_end": b"};"}
 # The type, its prefix for functions, and the type that it is derived from, each a `struct _LibItemClass`.
 _GOBJECT_ARGUMENTS: tuple[tuple[tuple[bytes, ...], int], ...] = (
     ((), 0),
@@ -160,6 +161,14 @@ class MacroTable:
                 mask = _classify(bodies[name], masks, frozenset()) or _classify(bodies[name], masks, optional)
                 if mask:
                     masks[name] = mask
+        structs: dict[bytes, Mask] = {
+            name: kind
+            for kind, pattern in _STRUCTS.items()
+            for name, texts in maskable.items()
+            if name not in masks and all(text[:1] == b"(" and pattern.match(text[1:]) for text in texts)
+        }
+        if len(set(structs.values())) == 2:
+            masks |= structs
         for name, texts in maskable.items():
             if name not in masks and all(text.endswith((b"}", b";")) for text in texts):
                 masks[name] = "statement"
@@ -257,12 +266,17 @@ def mask(lexed: LexedSource, table: MacroTable) -> tuple[bytes, bytes]:
             if kind in ("blank_call", "blank_either") and declares_function(lexed.names, start, end, after):
                 continue
             end = after
-        marker = {"open": OPEN, "close": CLOSE}.get(kind or "", b" ")
-        spans.append((start, end, marker))
+        marker = _MARKERS.get(kind or "", b" ")
+        if kind == "struct_end":  # what it declares is named by its arguments, which are part of the item
+            spans.append((start, end - len(marker), b" "))
+            start = end - len(marker)
+        if len(marker) <= end - start:
+            spans.append((start, end, marker))
         done = end
-    dead = [*_dead_branches(lexed, spans), *_after_errors(lexed)]
+    dead = [*dead_branches(lexed, _fill(lexed.names, spans)), *after_errors(lexed)]
     code = _fill(lexed.names, spans + dead)
-    plain = _fill(lexed.plain, [(start, end, b" ") for start, end, _ in spans] + dead)
+    in_plain = [(start, end, marker if len(marker) > 1 else b" ") for start, end, marker in spans]
+    plain = _fill(lexed.plain, in_plain + dead)
     return code, plain
 
 
@@ -308,90 +322,3 @@ def _fill(text: bytes, spans: list[tuple[int, int, bytes]]) -> bytes:
     for start, end, marker in spans:
         view[start:end] = marker + blank(text[start + len(marker) : end])
     return bytes(view)
-
-
-def balance(code: bytes) -> tuple[int, int]:
-    """Net opened braces (scope macros count as braces) and net opened parentheses."""
-    braces = code.count(b"{") + code.count(OPEN) - code.count(b"}") - code.count(CLOSE)
-    return braces, code.count(b"(") - code.count(b")")
-
-
-def is_whole(part: bytes) -> bool:
-    """True if a branch is a list of whole declarations."""
-    stripped = part.strip()
-    if not stripped:
-        return True
-    if balance(part) != (0, 0):
-        return False
-    return stripped[-1:] in (b";", b"}", OPEN, CLOSE) or bool(_LONE_CALL.search(stripped))
-
-
-def _dead_branches(lexed: LexedSource, spans: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
-    """Blank all but one branch of a group whose branches do not balance one by one, and prose in `#if 0`.
-
-    Of `#if 0` alone none is left, nor of `#ifndef X` within `#ifdef X`, nor of what only closes what was just
-    opened: such close for editors what `extern "C" {` opens, or open it for them.
-    """
-    dead: list[tuple[int, int, bytes]] = []
-    groups = inner_first(lexed.groups) if lexed.balanced else []
-    refuted = {child.start for group in groups for child in _refuted(group)}
-    code = bytearray(_fill(lexed.names, spans))
-    for group in groups:
-        branches = group.branches()
-        parts = [bytes(code[start:end]) for start, end in branches]
-        written = [number for number, part in enumerate(parts) if part.strip()]
-        is_prose = len(parts) == 1 and not is_whole(parts[0]) and _is_never_read(group.directives[0])
-        broken = [number for number, part in enumerate(parts) if balance(part) != (0, 0)]
-        if not is_prose and not broken:
-            continue
-        if len(parts) == 1:
-            closes = parts[0].strip() == b"}" and code[
-                max(group.start - 256, 0) : group.start
-            ].rstrip().endswith(b"{")
-            is_trick = closes or group.start in refuted or _is_never_read(group.directives[0])
-            keep = -1 if is_trick else 0
-        elif all(SCOPE_ONLY.match(part) for part in parts) or (
-            len(written) == 1 and CLOSE_ONLY.match(parts[written[0]])
-        ):
-            continue
-        else:
-            keep = group.live_branch() if group.live_branch() in written else written[0]
-        is_slip = len(written) > 2 and len(broken) == 1  # of several systems one is wrong
-        for number, (start, end) in enumerate(branches):
-            if number in broken if is_slip else number != keep:
-                dead.append((start, end, b""))
-                code[start:end] = blank(bytes(code[start:end]))
-    return dead
-
-
-def _after_errors(lexed: LexedSource) -> Iterator[tuple[int, int, bytes]]:
-    """Blank text behind `#error` in its branch that is no declaration: it stops old compilers."""
-    for error, closer in itertools.pairwise(lexed.directives):
-        text = lexed.names[error.end : closer.start]
-        if error.keyword == b"error" and closer.keyword in ELSE_KEYWORDS and not is_whole(text):
-            yield error.end, closer.start, b""
-
-
-def _is_never_read(directive: Directive) -> bool:
-    """True for `#if 0` and `#if 1 == 2`, which ask for no macro."""
-    is_constant = directive.keyword == b"if" and not IDENTIFIER.search(directive.argument)
-    return is_constant and MacroState(frozenset()).holds(directive.line) is False
-
-
-def _refuted(group: ConditionalGroup) -> Iterator[ConditionalGroup]:
-    """The groups that ask in the first branch of `#ifdef X` for the contrary, or the other way round."""
-    opening, end = group.directives[0], group.directives[1].start
-    for child in group.children:
-        other = child.directives[0]
-        is_contrary = {opening.keyword, other.keyword} == {b"ifdef", b"ifndef"}
-        if is_contrary and opening.macro == other.macro and child.start < end:
-            yield child
-
-
-def inner_first(groups: list[ConditionalGroup]) -> list[ConditionalGroup]:
-    """All groups, each after those inside it; not by recursion, since they may be nested a thousand deep."""
-    ordered, waiting = [], list(groups)
-    while waiting:
-        ordered.append(waiting.pop())
-        waiting += ordered[-1].children
-    return ordered[::-1]

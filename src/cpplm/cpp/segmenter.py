@@ -14,6 +14,7 @@ import bisect
 import re
 from collections.abc import Set
 
+from cpplm.cpp.dead_branches import CLOSE, CLOSE_ONLY, OPEN, SCOPE_ONLY, inner_first, is_whole
 from cpplm.cpp.item_ends import NONBLANK, UnsoundError, bracket_end
 from cpplm.cpp.lexer import (
     ELSE_KEYWORDS,
@@ -26,17 +27,7 @@ from cpplm.cpp.lexer import (
     defined_in,
     lex,
 )
-from cpplm.cpp.macros import (
-    CLOSE,
-    CLOSE_ONLY,
-    OPEN,
-    SCOPE_ONLY,
-    MacroTable,
-    closing,
-    inner_first,
-    is_whole,
-    mask,
-)
+from cpplm.cpp.macros import MacroTable, closing, mask
 from cpplm.cpp.segments import Condition, Frame, Scope, SegmentCategory, SegmentedFile, SourceSegment
 
 # An `#if` group of directives only is one item, unless it is longer than this: parts of it may do then.

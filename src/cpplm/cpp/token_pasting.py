@@ -54,9 +54,9 @@ def find_pastes(
     pastes = (known or {}) | direct
     for _ in range(_DEEPEST_PASTE):
         pastes = pastes | {
-            name: templates
+            name: templates | direct.get(name, frozenset())
             for name, texts in sorted(bodies.items())
-            if name not in direct and (templates := _pasted_through(texts, pastes))
+            if (templates := _pasted_through(texts, pastes))
         }
     for name in bodies.keys() & pastes.keys():
         pastes[name] = frozenset(each for template in pastes[name] for each in _with_macros(template, bodies))

@@ -147,5 +147,8 @@ def test_an_enumeration_of_a_million_names_takes_bounded_time(tmp_path):
 
 
 def test_a_type_behind_many_comments_takes_bounded_time(tmp_path):
-    files = {"a.h": "/* one */ " * 60 + "\ntypedef int number;\n", "a.cc": '#include "a.h"\nnumber one = 1;\n'}
+    files = {
+        "a.h": "/* one */ " * 60 + "\ntypedef int number;\n",
+        "a.cc": '#include "a.h"\nnumber one = 1;\n',
+    }
     assert "typedef int number;" in one_document(tmp_path, files, of="a.cc").text

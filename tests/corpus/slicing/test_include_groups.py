@@ -58,3 +58,16 @@ def test_a_macro_right_beside_strings_is_a_name(tmp_path):
         "use.cc": '#include "log.h"\nvoid use() { LOG(sizeof(int), sizeof(long)); }\n',
     }
     assert '#define MOD_ZU "%zu"' in one_document(tmp_path, files, of="use.cc").text
+
+
+def test_a_macro_with_a_default_is_defined_where_a_header_demands_it_of_one_build(tmp_path):
+    files = {
+        "log.h": "#if !defined(WITH_LOG)\n#  error WITH_LOG must be defined\n#endif\n"
+        "#if !defined(LOG_TO_STDIO)\n#  if WITH_LOG == 1\n#    error LOG_TO_STDIO must be defined\n"
+        "#  else\n#    define LOG_TO_STDIO 0\n#  endif\n#endif\n"
+        "inline int target() { return LOG_TO_STDIO; }\n",
+        "use.cc": '#include "log.h"\nint use() { return target(); }\n',
+    }
+    document = one_document(tmp_path, files, of="use.cc")
+    assert not compile_errors(document.text)
+    assert "#define LOG_TO_STDIO 1\n" in document.text

@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 
 from cpplm.corpus.slicing.include_resolver import IncludeResolver
 from cpplm.corpus.slicing.outlines import without_spans
 from cpplm.corpus.slicing.project_index import ParsedFile
-from cpplm.cpp.conditions import MacroState
+from cpplm.cpp.conditions import IF_NOT_DEFINED, Macro, MacroState, is_elsewhere
 from cpplm.cpp.items import Item, ItemKind
-from cpplm.cpp.lexer import ELSE_KEYWORDS, IF_KEYWORDS, INCLUDE_KEYWORDS, Directive
+from cpplm.cpp.lexer import ELSE_KEYWORDS, IDENTIFIER, IF_KEYWORDS, INCLUDE_KEYWORDS, Directive
 from cpplm.cpp.segments import Condition
 
 _HAS_INCLUDE = re.compile(rb"__has_include\s*\(\s*(\"[^\"]*\"|<[^>]*>)\s*\)")
@@ -67,6 +68,34 @@ def decide_conditions(
         return state.holds(_HAS_INCLUDE.sub(has_include, line) if b"__has_" in line else line)
 
     return Conditions(holds, branches)
+
+
+def avoiding_macro(
+    condition: Condition,
+    known: Set[bytes],
+    state: MacroState,
+    likely: MacroState,
+    definition: Callable[[bytes], bytes],
+) -> bytes | None:
+    """The first macro with whose definition a branch is not read, if there is one.
+
+    Args:
+        condition: of the branch.
+        known: macros that the file defines itself; of these only one that it has a default for.
+        state: the macros there.
+        likely: the same where all that the project leaves open is not defined.
+        definition: the value of a macro.
+    """
+    has_default = IF_NOT_DEFINED.fullmatch(condition.lines[-1]) is not None
+    for name in dict.fromkeys(name for line in condition.lines for name in IDENTIFIER.findall(line)[1:]):
+        is_known = name == b"defined" or is_elsewhere(name) or (name in known and not has_default)
+        if is_known or name in state.macros:
+            continue
+        with_it = replace(likely, macros={**likely.macros, name: Macro(definition(name))})
+        *before, chosen = map(with_it.holds, condition.lines)
+        if True in before or chosen is False:
+            return name
+    return None
 
 
 def choose_header(

@@ -18,6 +18,7 @@ from cpplm.corpus.ingest.discovery import is_template
 from cpplm.corpus.slicing.branches import (
     Branches,
     Conditions,
+    avoiding_macro,
     choose_header,
     decide_conditions,
     nested_directives,
@@ -26,10 +27,16 @@ from cpplm.corpus.slicing.branches import (
 )
 from cpplm.corpus.slicing.build_headers import include_target
 from cpplm.corpus.slicing.project_index import Key, ParsedFile, ProjectIndex
-from cpplm.cpp.conditions import IF_DEFINED, UNKNOWN, Macro, MacroState, is_elsewhere, parse_define
+from cpplm.cpp.conditions import (
+    IF_DEFINED,
+    UNKNOWN,
+    Macro,
+    MacroState,
+    parse_define,
+)
 from cpplm.cpp.file_suffixes import is_source
 from cpplm.cpp.items import Item, ItemKind, conditions_in
-from cpplm.cpp.lexer import IDENTIFIER, INCLUDE_KEYWORDS, Directive
+from cpplm.cpp.lexer import INCLUDE_KEYWORDS, Directive
 from cpplm.cpp.segments import Condition, Frame
 
 _DEEPEST, _MOST_VISITS, _MOST_VISITS_OF_A_FILE = 200, 20_000, 64  # the first as g++ has it
@@ -256,20 +263,14 @@ class Expander:
                 state.macros[guard.split()[-1]] = Macro(b"")  # from now on that part is not read
 
     def _demand(self, frames: Sequence[Frame], file: ParsedFile) -> None:
-        """Have a macro defined without which the innermost branch is read: of several the first for Linux."""
-        if not frames or not isinstance(last := frames[-1], Condition):
-            return
+        """Have a macro defined without which these branches are read, sooner one of an inner condition."""
         directives = [directive for item in file.items for directive in item.directives]
         known = {each.macro for each in directives if each.keyword == b"define"}
         known |= {each.argument for each in directives if each.keyword in INCLUDE_KEYWORDS}
-        for name in dict.fromkeys(name for line in last.lines for name in IDENTIFIER.findall(line)[1:]):
-            if name in known or name in self._state.macros or name == b"defined" or is_elsewhere(name):
-                continue
-            macro = Macro(self._index.definition(name))
-            state = replace(self._likely, macros={**self._likely.macros, name: macro})
-            *before, chosen = map(state.holds, last.lines)
-            if True in before or chosen is False:
-                alone = map(IF_DEFINED.fullmatch, last.lines)
+        for condition in reversed(conditions_in(tuple(frames))):
+            name = avoiding_macro(condition, known, self._state, self._likely, self._index.definition)
+            if name is not None:
+                alone = map(IF_DEFINED.fullmatch, condition.lines)
                 self._refused.update({each.group(1) for each in alone if each} - {name})
                 self._demanded.add(name)
                 return
@@ -316,7 +317,7 @@ class Expander:
                     last = directive.start
                 is_missing = not line and likely and visit.cuts[-1:] != [number]
                 if is_missing and any(d.keyword == b"else" for d in item.directives):
-                    self._demand(inner, visit.file)
+                    self._demand(inner[-1:], visit.file)
             elif keyword in _DEFINITIONS:
                 self._define(directive, unknown=live is None or is_conditional, likely=likely)
                 last = directive.start

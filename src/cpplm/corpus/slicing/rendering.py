@@ -158,7 +158,8 @@ class _Writer:
         names |= mentioned & expanded
         lines = []
         for name in filter(names.__contains__, self.expansion.defined):
-            is_word = name in expanded and name not in of_build and not is_switch(name)
+            is_number = name in of_build or is_switch(name) or self._has_number(name)
+            is_word = name in expanded and not is_number
             lines.append(b"#define " + name + (b"" if is_word else b" " + index.definition(name)))
         is_c = index.is_c and all(index.read(name).language == "c" for name in self.expansion.roots)
         lines += missing_lines(
@@ -182,6 +183,13 @@ class _Writer:
             block = b"\n".join(lines) + b"\n\n"
             self.parts.insert(self.head_parts, block)
             self._shift(len(block))
+
+    def _has_number(self, name: bytes) -> bool:
+        """True if a file has a number as the default of a macro."""
+        index = self.expansion.index
+        items = map(index.item, index.declared.find(name, self.expansion.by_file))  # also of dead branches
+        defined = (each.argument for item in items for each in item.directives if each.macro == name)
+        return any(argument[len(name) :].strip().isdigit() for argument in defined)
 
     def _is_defined(self, name: bytes) -> bool:
         """True if a file defines a macro, not just in one of several branches."""
