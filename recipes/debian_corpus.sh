@@ -5,7 +5,7 @@
 #   recipes/debian_corpus.sh blind FOLDER     projects that it is only measured on      -> FOLDER/blind
 #   recipes/debian_corpus.sh blind2 FOLDER    and two more such sets, each looked at once, -> FOLDER/blind2
 #   recipes/debian_corpus.sh blind3 FOLDER    when the work is done                     -> FOLDER/blind3
-#   recipes/debian_corpus.sh blind4 FOLDER    (also blind5 to blind37; wide and wide2: many small
+#   recipes/debian_corpus.sh blind4 FOLDER    (also blind5 to blind39; wide and wide2: many small
 #                                             projects; known: looked at all along)
 #   recipes/debian_corpus.sh scale FOLDER     500 MB in 34,000 files                    -> FOLDER/scale
 #   recipes/debian_corpus.sh headers FOLDER   third-party headers, also those that the projects fetched so far
@@ -107,6 +107,10 @@ BLIND36="astronomical-almanac autoclass clhep connman cpprest drc ell exonerate 
 igmpproxy jdupes kdb libepubgen libmikmod luabind lucy lzo2 mdocml mhash missfits mlv-smile newmat
 noweb openpace pdns pimd sombok squid vkbasalt"
 BLIND37="burp clustalw fbb flatpak-builder libemf2svg libev libfyaml libgpiod snap wyhash"
+BLIND38="avro-c drumgizmo freediameter freeipmi gavl genometester highway inform6-compiler jikespg kraken2
+libbpp-seq libcdr libdrm libhx libuninameslist lookup lwip meshoptimizer metamath mruby orthanc paho.mqtt.cpp
+pciutils phalanx qtsvg-opensource-src rdesktop roguenarok sofia-sip xl2tpd"
+BLIND39="crashmail dynarmic freerdp2 hexec ircmarkers libsdl1.2 mdk3 newlisp qt6-shadertools rlottie"
 # Large C and C++ projects, to measure time and memory.
 SCALE="ffmpeg gdb git mesa qemu samba vim"
 # The failures of these were looked at, beside those of blind3.
@@ -147,7 +151,7 @@ fail() {
     exit 2
 }
 
-usage="usage: recipes/debian_corpus.sh dev|blind|blind2|...|blind37|wide|wide2|known|scale|headers|large|tokenizer|measure FOLDER"
+usage="usage: recipes/debian_corpus.sh dev|blind|blind2|...|blind39|wide|wide2|known|scale|headers|large|tokenizer|measure FOLDER"
 [ $# -eq 2 ] || fail "$usage"
 command -v apt-get >/dev/null || fail "there is no apt-get: this recipe needs Debian or Ubuntu"
 command -v dpkg-source >/dev/null || fail "there is no dpkg-source. Install it: sudo apt-get install dpkg-dev"
@@ -251,7 +255,7 @@ build() { # SET OUT [OPTION...]
 }
 
 case $1 in
-dev | blind | blind[2-9] | blind1[0-9] | blind2[0-9] | blind3[01] | wide | wide2 | known | scale)
+dev | blind | blind[2-9] | blind1[0-9] | blind2[0-9] | blind3[0-9] | wide | wide2 | known | scale)
     eval "packages=\$$(echo "$1" | tr '[:lower:]' '[:upper:]')"
     # shellcheck disable=SC2086,SC2154  # a list of names
     sources "$1" $packages
@@ -279,7 +283,7 @@ tokenizer)
     done
     ;;
 measure)
-    for set_name in ${SETS:-dev blind blind2 blind3 blind4 blind5 blind6 blind7 blind8 blind9 blind10 blind11 blind12 blind13 blind14 blind15 blind16 blind17 blind18 blind19 blind20 blind21 blind22 blind23 blind24 blind25 blind26 blind27 blind28 blind29 blind30 blind31 blind32 blind33 blind34 blind35 blind36 blind37 wide wide2}; do
+    for set_name in ${SETS:-dev blind blind2 blind3 blind4 blind5 blind6 blind7 blind8 blind9 blind10 blind11 blind12 blind13 blind14 blind15 blind16 blind17 blind18 blind19 blind20 blind21 blind22 blind23 blind24 blind25 blind26 blind27 blind28 blind29 blind30 blind31 blind32 blind33 blind34 blind35 blind36 blind37 blind38 blind39 wide wide2}; do
         sh "$0" "$set_name" "$folder"
         build "$set_name" "$folder/corpus-$set_name" --mode compilable
         # shellcheck disable=SC2046  # several folders

@@ -69,6 +69,14 @@ def test_the_blind_projects_are_in_no_other_list() -> None:
     assert not set.union(*blind[1:]) & set.union(*others)
 
 
+@pytest.mark.parametrize("list_name", ["BLIND9", "BLIND31", "BLIND32", "BLIND39", "WIDE"])
+def test_each_set_that_is_listed_can_be_fetched(
+    tmp_path: Path, environment: dict[str, str], list_name: str
+) -> None:
+    assert run(environment, list_name.lower(), tmp_path / "out").returncode == 0
+    assert set(fetched(environment)) == names(list_name)
+
+
 def test_a_run_goes_on_where_it_was_interrupted(tmp_path: Path, environment: dict[str, str]) -> None:
     folder = tmp_path / "out"
     broken = run({**environment, "BROKEN": "snappy"}, "dev", folder)
