@@ -71,3 +71,21 @@ def test_a_macro_with_a_default_is_defined_where_a_header_demands_it_of_one_buil
     document = one_document(tmp_path, files, of="use.cc")
     assert not compile_errors(document.text)
     assert "#define LOG_TO_STDIO 1\n" in document.text
+
+
+def test_where_one_of_several_macros_has_to_be_defined_the_first_is(tmp_path):
+    branches = "".join(
+        f"#if {condition}\n#define HAS_ATOMICS 1\ntypedef struct {{ {type_} n; }} atomic;\n#endif\n"
+        for condition, type_ in (
+            ("defined(__sun)", "long"),
+            ("WITH_BUILTINS", "int"),
+            ("WITH_OTHERS", "char"),
+        )
+    )
+    files = {
+        "atomic.h": f"{branches}#if !defined(HAS_ATOMICS)\n#error no atomics\n#endif\n",
+        "use.cc": '#include "atomic.h"\nint use(atomic *one) { return one->n; }\n',
+    }
+    text = one_document(tmp_path, files, of="use.cc").text
+    assert "int n;" in text
+    assert not compile_errors(text)

@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from cpplm.corpus.slicing.include_resolver import IncludeResolver
 from cpplm.corpus.slicing.outlines import without_spans
 from cpplm.corpus.slicing.project_index import ParsedFile
 from cpplm.cpp.conditions import IF_NOT_DEFINED, Macro, MacroState, is_elsewhere
-from cpplm.cpp.items import Item, ItemKind
+from cpplm.cpp.dead_branches import inner_first
+from cpplm.cpp.items import Item, ItemKind, conditions_in
 from cpplm.cpp.lexer import ELSE_KEYWORDS, IDENTIFIER, IF_KEYWORDS, INCLUDE_KEYWORDS, Directive
 from cpplm.cpp.segments import Condition
 
@@ -70,32 +71,65 @@ def decide_conditions(
     return Conditions(holds, branches)
 
 
-def avoiding_macro(
-    condition: Condition,
-    known: Set[bytes],
-    state: MacroState,
-    likely: MacroState,
-    definition: Callable[[bytes], bytes],
-) -> bytes | None:
-    """The first macro with whose definition a branch is not read, if there is one.
+@dataclass(frozen=True)
+class BuildMacros:
+    """Macros that a build may define, at a place of a file.
 
-    Args:
-        condition: of the branch.
-        known: macros that the file defines itself; of these only one that it has a default for.
+    Attributes:
+        file: which is read.
         state: the macros there.
         likely: the same where all that the project leaves open is not defined.
-        definition: the value of a macro.
+        definition: the value of a macro that a build defines.
     """
-    has_default = IF_NOT_DEFINED.fullmatch(condition.lines[-1]) is not None
-    for name in dict.fromkeys(name for line in condition.lines for name in IDENTIFIER.findall(line)[1:]):
-        is_known = name == b"defined" or is_elsewhere(name) or (name in known and not has_default)
-        if is_known or name in state.macros:
-            continue
-        with_it = replace(likely, macros={**likely.macros, name: Macro(definition(name))})
-        *before, chosen = map(with_it.holds, condition.lines)
-        if True in before or chosen is False:
-            return name
-    return None
+
+    file: ParsedFile
+    state: MacroState
+    likely: MacroState
+    definition: Callable[[bytes], bytes]
+
+    def avoiding(self, condition: Condition) -> bytes | None:
+        """The first macro with whose definition a branch is not read, if there is one.
+
+        Not a macro that the file defines itself, but for one that the branch has a default for; where the
+        branch is for when none of several branches defined it, a macro with which one of them does.
+        """
+        known = self._defined_outside(condition)
+        for name in self._open_names(condition.lines):
+            *before, chosen = self._hold_with(name, condition.lines)
+            if name not in known and (True in before or chosen is False):
+                return name
+        is_negative = IF_NOT_DEFINED.fullmatch(condition.lines[-1]) is not None
+        wanted = known.intersection(IDENTIFIER.findall(condition.lines[-1]) if is_negative else ())
+        for number, item in enumerate(self.file.items if wanted else ()):
+            for directive, inner in nested_directives(self.file, number):
+                around = [*conditions_in(item.stack), *inner][-1:]
+                if directive.keyword == b"define" and directive.macro in wanted and around:
+                    line = around[0].lines[-1:]
+                    names = (each for each in self._open_names(line) if each not in known)
+                    found = next((each for each in names if self._hold_with(each, line) == [True]), None)
+                    if found is not None:
+                        return found
+        return None
+
+    def _defined_outside(self, condition: Condition) -> set[bytes]:
+        """The macros that the file defines, but for those in the group of a condition."""
+        groups = inner_first(self.file.parsed.lexed.groups)
+        start, end = next(((g.start, g.end) for g in groups if g.start == condition.group), (0, 0))
+        directives = [directive for item in self.file.items for directive in item.directives]
+        defined = (d for d in directives if d.keyword == b"define" and not start <= d.start < end)
+        included = (each.argument for each in directives if each.keyword in INCLUDE_KEYWORDS)
+        return {each.macro for each in defined}.union(included)
+
+    def _open_names(self, lines: Sequence[bytes]) -> list[bytes]:
+        """The macros of conditions that are not known there."""
+        names = dict.fromkeys(name for line in lines for name in IDENTIFIER.findall(line)[1:])
+        known = self.state.macros.keys() | {b"defined"}
+        return [name for name in names if name not in known and not is_elsewhere(name)]
+
+    def _hold_with(self, name: bytes, lines: Sequence[bytes]) -> list[bool | None]:
+        """Which conditions hold where a macro is defined."""
+        macros = {**self.likely.macros, name: Macro(self.definition(name))}
+        return list(map(replace(self.likely, macros=macros).holds, lines))
 
 
 def choose_header(

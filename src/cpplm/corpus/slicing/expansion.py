@@ -17,8 +17,8 @@ from typing import NamedTuple
 from cpplm.corpus.ingest.discovery import is_template
 from cpplm.corpus.slicing.branches import (
     Branches,
+    BuildMacros,
     Conditions,
-    avoiding_macro,
     choose_header,
     decide_conditions,
     nested_directives,
@@ -27,13 +27,7 @@ from cpplm.corpus.slicing.branches import (
 )
 from cpplm.corpus.slicing.build_headers import include_target
 from cpplm.corpus.slicing.project_index import Key, ParsedFile, ProjectIndex
-from cpplm.cpp.conditions import (
-    IF_DEFINED,
-    UNKNOWN,
-    Macro,
-    MacroState,
-    parse_define,
-)
+from cpplm.cpp.conditions import IF_DEFINED, UNKNOWN, Macro, MacroState, parse_define
 from cpplm.cpp.file_suffixes import is_source
 from cpplm.cpp.items import Item, ItemKind, conditions_in
 from cpplm.cpp.lexer import INCLUDE_KEYWORDS, Directive
@@ -264,11 +258,9 @@ class Expander:
 
     def _demand(self, frames: Sequence[Frame], file: ParsedFile) -> None:
         """Have a macro defined without which these branches are read, sooner one of an inner condition."""
-        directives = [directive for item in file.items for directive in item.directives]
-        known = {each.macro for each in directives if each.keyword == b"define"}
-        known |= {each.argument for each in directives if each.keyword in INCLUDE_KEYWORDS}
+        macros = BuildMacros(file, self._state, self._likely, self._index.definition)
         for condition in reversed(conditions_in(tuple(frames))):
-            name = avoiding_macro(condition, known, self._state, self._likely, self._index.definition)
+            name = macros.avoiding(condition)
             if name is not None:
                 alone = map(IF_DEFINED.fullmatch, condition.lines)
                 self._refused.update({each.group(1) for each in alone if each} - {name})
