@@ -1,6 +1,4 @@
-"""The branches of one file's `#if`s: which are read, which are open behind each directive; what is left of
-an item when directives were carried out.
-"""
+"""Branches of one file's `#if`s: which are read, which macros a build has to define, what an item keeps."""
 
 from __future__ import annotations
 
