@@ -180,7 +180,10 @@ class RedefinedMacros:
                 using[each.macro] |= each.mentions - {each.macro}
         leading = set(self.names)
         for _ in range(_DEEPEST):
-            leading |= {macro for macro, names in using.items() if not leading.isdisjoint(names)}
+            more = {macro for macro in using.keys() - leading if not leading.isdisjoint(using[macro])}
+            if not more:
+                break
+            leading |= more
         return {macro: using[macro] & leading for macro in leading & using.keys()}
 
     def _used_by(self, macro: bytes) -> Set[bytes]:
