@@ -192,7 +192,9 @@ def test_too_little_code_and_no_code(tmp_path):
 
 
 def test_a_folder_among_the_projects_that_holds_no_code_is_left_out_and_counted(tmp_path):
-    write_files(tmp_path / "all" / "scripts", {"a.py": "pass\n"})
+    write_files(tmp_path / "scripts", {"a.py": "pass\n"})
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all" / "scripts").symlink_to(tmp_path / "scripts")
     shutil.copytree(TINYLIB, tmp_path / "all" / "tinylib")
     settings = compilable(out=str(tmp_path / "out"), projects_dir=tmp_path / "all", workers=1)
     figures = build_figures(build(settings))

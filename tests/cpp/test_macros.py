@@ -80,3 +80,12 @@ def test_a_macro_that_is_its_argument_is_taken_off_a_parameter_list():
     lines = code.split(b"\n")
     assert lines[1].split() == b"int f (int a, char *b) ;".split()
     assert lines[2] == b"int g(OF(1), OF((1) + (2)));"
+
+
+def test_what_opens_and_closes_structures_is_a_name_where_it_is_not_called():
+    macros = b"#define B(x) struct x {\n#define E(x) } x;\n"
+    table = MacroTable.from_bodies(macro_bodies(lex(macros).directives))
+    source = b"template <class E> E first(E e);\nB(pair)\nint n;\nE(pair)\nE(\n"
+    code, plain = mask(lex(source), table)
+    assert len(code) == len(plain) == len(source)
+    assert code.startswith(b"template <class E> E first(E e);")

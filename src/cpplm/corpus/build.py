@@ -35,6 +35,7 @@ from cpplm.core.storage import Storage, is_bucket, sha256
 from cpplm.core.workers import peak_resident_memory, processor_seconds
 from cpplm.corpus import datatrove_executor
 from cpplm.corpus.compile.labels import CompileLabeler, plan_labeler
+from cpplm.corpus.discover_projects import discover, file_rules
 from cpplm.corpus.ingest import jsonl
 from cpplm.corpus.ingest.configure import configure
 from cpplm.corpus.ingest.discovery import Project, built_files
@@ -50,7 +51,6 @@ from cpplm.corpus.project_cache import PARTS, ProjectJob, make_jobs, missing_job
 from cpplm.corpus.reports.train_val_overlap import train_val_overlap
 from cpplm.corpus.settings import CorpusSettings
 from cpplm.corpus.shard_writer import write_splits
-from cpplm.corpus.sources import discover, file_rules
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 UNPACKED, CONFIGURED = "_jsonl", "_configured"

@@ -7,7 +7,15 @@ import re
 from collections.abc import Iterator
 
 from cpplm.cpp.conditions import MacroState
-from cpplm.cpp.lexer import ELSE_KEYWORDS, IDENTIFIER, ConditionalGroup, Directive, LexedSource, blank
+from cpplm.cpp.lexer import (
+    ELSE_KEYWORDS,
+    IDENTIFIER,
+    ConditionalGroup,
+    Directive,
+    LexedSource,
+    blank,
+    inner_first,
+)
 
 OPEN, CLOSE = b"\x01", b"\x02"
 SCOPE_ONLY = re.compile(rb'^(?:\s*(?:(?:inline\s+)?namespace\b[^;{}=()]*\{|extern\s*"\s*"\s*\{|\x01))*\s*$')
@@ -96,12 +104,3 @@ def _refuted(group: ConditionalGroup) -> Iterator[ConditionalGroup]:
         is_contrary = {opening.keyword, other.keyword} == {b"ifdef", b"ifndef"}
         if is_contrary and opening.macro == other.macro and child.start < end:
             yield child
-
-
-def inner_first(groups: list[ConditionalGroup]) -> list[ConditionalGroup]:
-    """All groups, each after those inside it; not by recursion, since they may be nested a thousand deep."""
-    ordered, waiting = [], list(groups)
-    while waiting:
-        ordered.append(waiting.pop())
-        waiting += ordered[-1].children
-    return ordered[::-1]

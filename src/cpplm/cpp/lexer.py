@@ -314,3 +314,12 @@ def defined_in(group: ConditionalGroup, macro: bytes, lexed: LexedSource) -> Dir
         return None
     is_nested = any(child.start <= changes[0].start < child.end for child in group.children)
     return None if is_nested else changes[0]
+
+
+def inner_first(groups: list[ConditionalGroup]) -> list[ConditionalGroup]:
+    """All groups, each after those inside it; not by recursion, since they may be nested a thousand deep."""
+    ordered, waiting = [], list(groups)
+    while waiting:
+        ordered.append(waiting.pop())
+        waiting += ordered[-1].children
+    return ordered[::-1]

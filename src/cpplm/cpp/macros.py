@@ -259,7 +259,7 @@ def mask(lexed: LexedSource, table: MacroTable) -> tuple[bytes, bytes]:
             spans += _wrapping(lexed.names, start, end)
             continue
         is_call = lexed.names[end : end + 64].lstrip().startswith(b"(")
-        if kind == "blank_call" and not is_call:
+        if kind in ("blank_call", "struct", "struct_end") and not is_call:
             continue  # the name of something else: `struct Trace` beside `#define Trace(x)`
         if kind in _WITH_ARGUMENTS and is_call:
             after = closing(lexed.names, end)
@@ -268,8 +268,7 @@ def mask(lexed: LexedSource, table: MacroTable) -> tuple[bytes, bytes]:
             end = after
         marker = _MARKERS.get(kind or "", b" ")
         if kind == "struct_end":  # what it declares is named by its arguments, which are part of the item
-            spans.append((start, end - len(marker), b" "))
-            start = end - len(marker)
+            marker = blank(lexed.names[start : end - len(marker)]) + marker
         if len(marker) <= end - start:
             spans.append((start, end, marker))
         done = end

@@ -14,7 +14,7 @@ import bisect
 import re
 from collections.abc import Set
 
-from cpplm.cpp.dead_branches import CLOSE, CLOSE_ONLY, OPEN, SCOPE_ONLY, inner_first, is_whole
+from cpplm.cpp.dead_branches import CLOSE, CLOSE_ONLY, OPEN, SCOPE_ONLY, is_whole
 from cpplm.cpp.item_ends import NONBLANK, UnsoundError, bracket_end
 from cpplm.cpp.lexer import (
     ELSE_KEYWORDS,
@@ -25,6 +25,7 @@ from cpplm.cpp.lexer import (
     LexedSource,
     conditional_groups,
     defined_in,
+    inner_first,
     lex,
 )
 from cpplm.cpp.macros import MacroTable, closing, mask

@@ -11,9 +11,8 @@ from cpplm.corpus.slicing.include_resolver import IncludeResolver
 from cpplm.corpus.slicing.outlines import without_spans
 from cpplm.corpus.slicing.project_index import ParsedFile
 from cpplm.cpp.conditions import IF_NOT_DEFINED, Macro, MacroState, is_elsewhere
-from cpplm.cpp.dead_branches import inner_first
 from cpplm.cpp.items import Item, ItemKind, conditions_in
-from cpplm.cpp.lexer import ELSE_KEYWORDS, IDENTIFIER, IF_KEYWORDS, INCLUDE_KEYWORDS, Directive
+from cpplm.cpp.lexer import ELSE_KEYWORDS, IDENTIFIER, IF_KEYWORDS, INCLUDE_KEYWORDS, Directive, inner_first
 from cpplm.cpp.segments import Condition
 
 _HAS_INCLUDE = re.compile(rb"__has_include\s*\(\s*(\"[^\"]*\"|<[^>]*>)\s*\)")
@@ -125,7 +124,7 @@ class BuildMacros:
         return [name for name in names if name not in known and not is_elsewhere(name)]
 
     def _hold_with(self, name: bytes, lines: Sequence[bytes]) -> list[bool | None]:
-        """Which conditions hold where a macro is defined."""
+        """True for each condition that holds where a macro is defined, None where that is open."""
         macros = {**self.likely.macros, name: Macro(self.definition(name))}
         return list(map(replace(self.likely, macros=macros).holds, lines))
 

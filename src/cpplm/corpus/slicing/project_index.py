@@ -26,11 +26,10 @@ from cpplm.corpus.slicing.include_resolver import IncludeResolver
 from cpplm.corpus.slicing.outlines import without_spans
 from cpplm.corpus.slicing.splicing import Splice, source_lines, splice
 from cpplm.corpus.slicing.units import TYPE_NAME
-from cpplm.cpp.dead_branches import inner_first
 from cpplm.cpp.file_suffixes import is_source
 from cpplm.cpp.items import FileItems, Item, ItemKind, conditions_in, read_items, share_names
 from cpplm.cpp.keywords import KEYWORD_BYTES
-from cpplm.cpp.lexer import IDENTIFIER, Directive, LexedSource, conditional_groups, names_in
+from cpplm.cpp.lexer import IDENTIFIER, Directive, LexedSource, conditional_groups, inner_first, names_in
 from cpplm.cpp.macros import MacroTable
 from cpplm.cpp.parser import Language, is_c_project, language_of
 from cpplm.cpp.segments import Condition

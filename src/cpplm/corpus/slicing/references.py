@@ -20,8 +20,8 @@ from typing_extensions import override
 from cpplm.corpus.slicing.expansion import Expansion, Place
 from cpplm.corpus.slicing.lookup import Candidates, NameLookup
 from cpplm.corpus.slicing.project_index import Key, ParsedFile
-from cpplm.cpp.dead_branches import inner_first
 from cpplm.cpp.items import Item, ItemKind
+from cpplm.cpp.lexer import inner_first
 
 T = TypeVar("T")
 Line = tuple[str, int]  # a file of the project, and a line in it from 0

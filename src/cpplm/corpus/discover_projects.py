@@ -1,4 +1,4 @@
-"""The sources of a build: its projects, with the files that make documents."""
+"""Projects of a build, found and checked, with the files of them that make documents."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cpplm.core.workers import worker_pool
 from cpplm.corpus.clang.semantics import plan_semantics
 from cpplm.corpus.ingest.curation import CurationRules, curate
 from cpplm.corpus.ingest.decontamination import load_problems
-from cpplm.corpus.ingest.discovery import FileRules, Project, find_files, find_projects
+from cpplm.corpus.ingest.discovery import FileRules, Project, find_files, find_projects, subfolders
 from cpplm.corpus.ingest.fingerprints import KnownFile
 from cpplm.corpus.project import DiscoveredProject
 from cpplm.corpus.settings import CorpusSettings
@@ -74,11 +74,12 @@ def _check_not_empty(
         UserError: one that was named has none, or no project has any.
     """
     empty = [item for item in discovered if not any(file.makes_documents for file in item.files)]
-    parent = settings.projects_dir and settings.projects_dir.expanduser().resolve()
+    folders = subfolders(settings.projects_dir) if settings.projects_dir is not None else []
+    unnamed = {path.resolve() for path in folders}
     for item in empty:
         if item.project in unpacked:
             continue
-        if item.project.roots[0].parent == parent and len(empty) < len(discovered):
+        if item.project.roots[0] in unnamed and len(empty) < len(discovered):
             item.skips.add("project without C or C++ files", ".")
             continue
         left_out = f" (left out: {item.skips})" if str(item.skips) else ""
