@@ -44,7 +44,7 @@ _ISC = (
 _FAMILIES: tuple[tuple[tuple[str, str], ...], ...] = (
     (
         (r"apache license (?:v|version )?2.0 .*llvm exception", "Apache-2.0 WITH LLVM-exception"),
-        (r"apache license(?: v2|.{0,20}version 2.0| 2.0)", "Apache-2.0"),
+        (r"apache license(?: v2|.{0,20}version 2.0| 2.0)|apache 2.0 licen[sc]e", "Apache-2.0"),
         (r"apache software license version 1.1", "Apache-1.1"),
     ),
     ((r"boost software license", "BSL-1.0"),),
@@ -83,14 +83,14 @@ _COMPILED = tuple(
 )
 _GNU = re.compile(r"gnu (lesser |library |affero )?(?:or lesser |or library )?general public licen[sc]e")
 _GNU_SHORT = re.compile(
-    r"\b(?:under|is|terms of)(?: the)? (?:gnu )?(a|l)?gpl"
+    r"\b(?:under|is|terms of)(?: both)?(?: the)? (?:gnu )?(a|l)?gpl"
     r"(?: ?v| version)? ?(\d(?:\.\d)?)(\+| or later| or any)?"
 )
 _GNU_NAMES = {"lesser": "LGPL", "library": "LGPL", "affero": "AGPL", "": "GPL", "l": "LGPL", "a": "AGPL"}
 _GNU_FIRST = {"GPL": "1.0", "LGPL": "2.0", "AGPL": "1.0"}
 _LATER = re.compile(r"any later version|or later|at your option any later|or newer")
 _CHOICE = re.compile(
-    r"dual licen[sc]ed|at your option .{0,40}(?:either|one of|licen[sc]e)|either of the|"
+    r"dual licen[sc]ed|licen[sc]ed under both|at your option .{0,40}(?:either|one of|licen[sc]e)|either of the|"
     r"(?:may|can) (?:select|choose|use) .{0,60}(?:either|one|licen[sc]e)|alternatively .{0,80}licen[sc]e"
 )
 
