@@ -1,6 +1,6 @@
 import pytest
 
-from cpplm.core.text import format_bytes, pluralize, short_number
+from cpplm.core.text import duration, format_bytes, pluralize, short_number
 
 
 def test_one_is_not_several() -> None:
@@ -15,6 +15,10 @@ def test_one_is_not_several() -> None:
 )  # fmt: skip
 def test_sizes_have_a_unit_that_fits(number: float, text: str) -> None:
     assert format_bytes(number) == text
+
+
+def test_durations_have_a_unit_that_fits() -> None:
+    assert [duration(seconds) for seconds in (90, 900, 9000)] == ["90.0 s", "15.0 min", "2.5 h"]
 
 
 def test_abbreviated_numbers() -> None:

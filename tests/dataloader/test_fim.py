@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpplm.core.errors import UserError
-from cpplm.core.spans import Span, SpanKind, pack_spans, read_spans
+from cpplm.core.spans import SpanKind, pack_spans, unpack_spans
 from cpplm.cpp.doc_comments import shift_pairs
 from cpplm.cpp.syntax_spans import join_spans
 from cpplm.dataloader.encoding import RawDocument, TokenIds
@@ -161,7 +161,7 @@ def test_syntax_holes_are_spans_of_the_document(tokenizer_path: Path, tokenizer:
     kinds = set()
     for number in range(40):
         given = document(1 + number % 9, number)
-        spans = {(s.start, s.end): s.kind for s in read_spans({"spans": given.spans})}
+        spans = {(start, end): kind for start, end, kind in unpack_spans(given.spans).tolist()}
         for start, end, _ in holes(fim, given, tokenizer):
             kinds.add(spans[start, end])
     assert kinds == set(SpanKind)
@@ -233,7 +233,7 @@ def test_shares_are_met(tokenizer_path: Path, tokenizer: Tokenizer) -> None:
     # A random hole at the very start of the text, one in a hundred, looks like SPM.
     assert len(rearranged) / count == pytest.approx(0.65, abs=0.04)
     assert 1 - len(psm) / len(rearranged) == pytest.approx(0.3, abs=0.04)
-    spans = {(s.start, s.end) for s in read_spans({"spans": one.spans})}
+    spans = {(start, end) for start, end, _ in unpack_spans(one.spans).tolist()}
     (pair,) = one.docstrings or []
     body = (pair["body_start"] + 1, pair["body_end"] - 1)
     places = [(len(p.encode()), len((p + m).encode())) for p, m, _ in psm]
@@ -277,7 +277,7 @@ def test_segments_end_between_functions_where_they_can() -> None:
     function = b"int f() {\n    return 1;\n}\n"
     data = function * 100
     edges = np.arange(len(data) + 1)
-    spans = [Span(n * len(function), (n + 1) * len(function) - 1, SpanKind.FUNCTION) for n in range(100)]
+    spans = [(n * len(function), (n + 1) * len(function) - 1, SpanKind.FUNCTION) for n in range(100)]
     cuts = cut_segments(data, edges, np.array(spans, dtype=np.int32), 400)
     assert [cut % len(function) for cut in cuts] == [0] * len(cuts)
     lengths = np.diff(cuts)

@@ -45,7 +45,8 @@ def numbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train_loader(*corpora: Path, **options) -> TrainLoader:
-    defaults = {"batch_size": 3, "seq_len": 16, "encoder": NumberedEncoder()}
+    even = Mixture([1.0] * len(corpora))
+    defaults = {"batch_size": 3, "seq_len": 16, "encoder": NumberedEncoder(), "mixture": even}
     return TrainLoader([ShardReader(corpus) for corpus in corpora], **(defaults | options))
 
 

@@ -13,6 +13,7 @@ from cpplm.core.shards import COMPLETE, MANIFEST, ShardReader
 from cpplm.dataloader import sampler, streaming
 from cpplm.dataloader.loader import Batch, TrainLoader
 from cpplm.dataloader.loader_state import LoaderState
+from cpplm.dataloader.mixture import Mixture
 from cpplm.dataloader.prefetch import Prefetcher
 from cpplm.dataloader.streaming import StreamingReader
 from tests.dataloader.numbered import NumberedEncoder, write_numbered
@@ -40,7 +41,8 @@ def bring(source: Path, folder: Path, *names: str) -> None:
 
 
 def train_loader(reader: ShardReader, state: LoaderState | None = None) -> TrainLoader:
-    return TrainLoader([reader], NumberedEncoder(), batch_size=4, seq_len=16, state=state)
+    mixture = Mixture([1.0])
+    return TrainLoader([reader], NumberedEncoder(), mixture=mixture, batch_size=4, seq_len=16, state=state)
 
 
 def take(loader: TrainLoader, batches: int = 60) -> list[Batch]:

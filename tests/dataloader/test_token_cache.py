@@ -13,6 +13,7 @@ from cpplm.core.storage import Storage
 from cpplm.dataloader import token_cache
 from cpplm.dataloader.encoding import PlainEncoder
 from cpplm.dataloader.loader import TrainLoader
+from cpplm.dataloader.mixture import Mixture
 from cpplm.dataloader.token_cache import cached_tokens
 from cpplm.tokenizer.tokenizer import Tokenizer
 
@@ -28,7 +29,8 @@ def shards(corpus: Path) -> tuple[list[Shard], Callable[[Shard], object]]:
 
 
 def batches(corpus: Path, encoder: PlainEncoder, **options) -> list[torch.Tensor]:
-    with closing(TrainLoader([ShardReader(corpus)], encoder, batch_size=4, seq_len=32, **options)) as loader:
+    options |= {"mixture": Mixture([1.0]), "batch_size": 4, "seq_len": 32}
+    with closing(TrainLoader([ShardReader(corpus)], encoder, **options)) as loader:
         return [next(loader).inputs for _ in range(60)]
 
 
@@ -89,3 +91,8 @@ def test_another_tokenizer_has_a_file_of_its_own(corpus: Path, plain: PlainEncod
     cached_tokens(tmp_path, shard, plain, read)
     with pytest.raises(Exception, match="replaced by another tokenizer"):
         cached_tokens(tmp_path, shard, replace(plain, tokenizer_hash="f" * 64), read)
+
+
+def test_a_closed_loader_keeps_no_shards(corpus: Path, plain: PlainEncoder, tmp_path: Path) -> None:
+    batches(corpus, plain, token_cache=tmp_path)
+    assert cached_tokens.cache_info().currsize == 0

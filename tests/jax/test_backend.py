@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import cpplm.jax.backend  # noqa: F401  (registers itself)
 from cpplm.core.errors import UserError
 from cpplm.core.run_log import read_run_log
-from cpplm.jax import distributed, mesh
+from cpplm.jax import backend, distributed, mesh  # the first registers itself
 from cpplm.model.settings import KernelSettings
 from cpplm.train.checkpoint.format import open_run
 from cpplm.train.memory_log import MemoryLogSettings
@@ -136,7 +135,7 @@ def test_resume_with_everything(small: TrainSettings, tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"jax": JaxSettings(mesh="data=16")}, "asks for data 16 = 16 chips, and there are 8"),
-        ({"jax": JaxSettings(mesh="data=8")}, "divides a batch among 8 chips"),
+        ({"jax": JaxSettings(mesh="data=8")}, "is not a multiple of"),
         ({"jax": JaxSettings(mesh="data=1,model=4")}, "2 attention heads"),
         ({"jax": JaxSettings(mesh="data=1,context=3")}, "rows of 32 tokens"),
         ({"device_type": "cuda"}, "not on cuda"),
@@ -176,3 +175,13 @@ def test_one_host_of_several(small: TrainSettings, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
     with pytest.raises(UserError, match="JAX_NUM_PROCESSES but not all of"):
         pretrain(dataclasses.replace(small, jax=JaxSettings(multi_host=True)))
+
+
+def test_an_empty_cache_folder_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    chosen: dict[str, str] = {}
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("jax.config.update", chosen.__setitem__)
+    backend._enable_compilation_cache()
+    assert chosen == {"jax_compilation_cache_dir": str(tmp_path / ".cache" / "cpplm" / "jax")}

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from cpplm.jax.layer_scan import LayerKind, LayerSegment, layer_kinds, segments, unrolled
+from cpplm.jax.layer_scan import LayerKind, LayerSegment, layer_kinds, segments
 from cpplm.model.config import ModelConfig, SparseAttentionConfig
 from tests.model.features import random_config
 
@@ -13,18 +13,18 @@ from tests.model.features import random_config
 def test_every_layer_runs_once_and_is_compiled_as_its_kind(seed: int) -> None:
     config = random_config(seed)
     kinds = layer_kinds(config)
-    for cut in (segments(kinds), unrolled(kinds)):
-        order = [
-            segment.first + position + segment.period * repeat
-            for segment in cut
-            for repeat in range(segment.repeats)
-            for position in range(segment.period)
-        ]
-        assert order == list(range(config.num_layers))
-        for segment in cut:
-            for position in range(segment.period):
-                assert len({kinds[layer] for layer in segment.layers(position)}) == 1
-    assert sum(segment.period for segment in segments(kinds)) <= config.num_layers
+    cut = segments(kinds)
+    order = [
+        segment.first + position + segment.period * repeat
+        for segment in cut
+        for repeat in range(segment.repeats)
+        for position in range(segment.period)
+    ]
+    assert order == list(range(config.num_layers))
+    for segment in cut:
+        for position in range(segment.period):
+            assert len({kinds[layer] for layer in segment.layers(position)}) == 1
+    assert sum(segment.period for segment in cut) <= config.num_layers
 
 
 def compiled(config: ModelConfig) -> int:

@@ -132,7 +132,7 @@ def on_one_device(
 
 
 def validate(train_module: JaxTrainModule, batch: Batch) -> np.ndarray:
-    return train_module.loss(batch.inputs, batch.targets, "none").numpy()
+    return train_module.loss(batch.inputs, batch.targets).numpy()
 
 
 def assert_divided(train_module: JaxTrainModule, batch: Batch, axes: dict[str, int]) -> None:

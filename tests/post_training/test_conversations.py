@@ -11,6 +11,7 @@ from cpplm.core.errors import UserError
 from cpplm.core.shards import ShardReader
 from cpplm.dataloader.conversations import ConversationEncoder
 from cpplm.dataloader.loader import TrainLoader
+from cpplm.dataloader.mixture import Mixture
 from cpplm.post_training.conversations import prepare_conversations
 from cpplm.tasks.build import build_tasks
 from cpplm.tasks.item import read_tasks
@@ -33,7 +34,8 @@ def test_rows_hold_whole_conversations_of_which_answers_are_learned(
     folder, counts = prepare(file, tokenizer, tmp_path)
     encoder = ConversationEncoder(str(tokenizer_path), tokenizer.hash, 64)
     answers, questions = set(), set()
-    loader = TrainLoader([ShardReader(folder)], encoder, batch_size=2, seq_len=64, document_mask=True)
+    options = {"mixture": Mixture([1.0]), "batch_size": 2, "seq_len": 64, "document_mask": True}
+    loader = TrainLoader([ShardReader(folder)], encoder, **options)
     for _ in range(30):
         batch = next(loader)
         for inputs, targets, documents in zip(batch.inputs, batch.targets, batch.documents, strict=True):

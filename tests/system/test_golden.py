@@ -27,6 +27,7 @@ from cpplm.core.shards import ShardReader
 from cpplm.dataloader.encoding import PlainEncoder
 from cpplm.dataloader.fim import FimEncoder, FimSettings
 from cpplm.dataloader.loader import TrainLoader
+from cpplm.dataloader.mixture import Mixture
 from tests.commands import cpplm
 from tests.train.records import records
 
@@ -269,10 +270,8 @@ def test_batches(fim: bool, corpus: Path, tokenizer: Path) -> None:
     about = (str(tokenizer), json.loads(tokenizer.read_text(encoding="utf-8"))["hash"])
     rates = FimSettings(fim_rate=0.5, structured_fim_rate=0.3, fim_seed=3)
     encoder = FimEncoder(*about, rates, 256) if fim else PlainEncoder(*about, 256)
-    sources = [ShardReader(corpus)]
-    with closing(
-        TrainLoader(sources, encoder, batch_size=4, seq_len=256, seed=5, document_mask=True)
-    ) as loader:
+    options = {"mixture": Mixture([1.0]), "batch_size": 4, "seq_len": 256, "seed": 5, "document_mask": True}
+    with closing(TrainLoader([ShardReader(corpus)], encoder, **options)) as loader:
         batches = [next(loader) for _ in range(6)]  # more than an epoch
     tensors = [[sha(v) for v in vars(batch).values() if isinstance(v, torch.Tensor)] for batch in batches]
     found = dict(zip(("inputs", "targets", "documents"), zip(*tensors, strict=True), strict=True))

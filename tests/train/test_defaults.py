@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from cpplm.core.errors import UserError
 from cpplm.core.settings import to_dict
 from cpplm.model.flops import count_flops, count_scaling_parameters
+from cpplm.model.settings import ArchitectureSettings
 from cpplm.train.checkpoint.format import open_run
 from cpplm.train.defaults import (
     DEPTH,
@@ -56,6 +58,16 @@ def test_the_depth_on_a_cpu_fits_the_clock(teraflops: float, minutes: float) -> 
     assert chosen.device_batch_size == 1 or chosen.device_batch_size * chosen.max_seq_len <= rate
     assert chosen.total_batch_size % (chosen.device_batch_size * chosen.max_seq_len) == 0
     assert chosen.eval_tokens < EVAL_TOKENS
+
+
+@pytest.mark.parametrize("teraflops", [1e-6, 4.0])
+def test_depths_that_the_settings_do_not_allow_are_not_tried(teraflops: float) -> None:
+    sparse = dataclasses.replace(BARE, architecture=ArchitectureSettings(dsa=True))  # from layer 7 on
+    chosen, _ = resolve_defaults(sparse, VOCAB_SIZE, cpu(teraflops), shares=1)
+    assert chosen.depth == 8 if teraflops < 1 else chosen.depth >= 8
+    beyond = ArchitectureSettings(dsa=True, dsa_start_layer=DEPTH)
+    with pytest.raises(UserError, match="begins at layer 20"):
+        resolve_defaults(dataclasses.replace(BARE, architecture=beyond), VOCAB_SIZE, cpu(teraflops), shares=1)
 
 
 def test_other_devices_have_fixed_values() -> None:
@@ -128,5 +140,5 @@ def test_a_run_is_described_before_it_begins() -> None:
     assert "1 x a processor; about 2 of 16 GB memory; about 70." in said
     timed = dataclasses.replace(chosen, max_minutes=30.0)
     said = describe_run(timed, config, training_budget(timed, config), cpu(1.0), None, 0.5)
-    assert "about 15.0 minutes to train" in said
+    assert "about 15.0 min to train" in said
     assert "memory" not in said

@@ -78,6 +78,8 @@ def test_ntk_aware_scaling_stretches_the_slowest_frequency_to_the_new_context() 
     assert base**slowest == pytest.approx(4 * config.rope_base**slowest)
     assert config.with_context(2048, base).ntk_rope_base(2048) == base
     assert config.ntk_rope_base(256) == config.rope_base
+    with pytest.raises(UserError, match="one rotary frequency"):
+        ModelConfig.seed(2, vocab_size=64, head_dim=2).ntk_rope_base(4096)
 
 
 def test_moments_of_the_parent_are_taken_on_request(base: TrainSettings, tmp_path: Path) -> None:

@@ -113,3 +113,8 @@ def test_more_ranks_have_less_each() -> None:
     assert four.optimizer_state < one.optimizer_state / 4 * 1.1
     assert shards.weights < one.weights / 4 * 1.05
     assert shards.peak < four.peak < one.peak
+
+
+def test_blocks_too_small_to_be_divided() -> None:
+    config = ModelConfig.seed(1, vocab_size=2048, aspect_ratio=8, head_dim=8, max_seq_len=16)
+    assert estimate_memory(plan(config, 1, shard=True), 64, device_type="cpu").gathered > 0

@@ -6,6 +6,7 @@ import pytest
 
 from cpplm.core.errors import UserError
 from cpplm.model.flops import count_flops, count_scaling_parameters
+from cpplm.model.settings import ArchitectureSettings
 from cpplm.train.settings import TrainSettings, model_config
 from cpplm.train.training_length import TrainingBudget, relative_tokens, training_budget, with_batch_size
 
@@ -57,7 +58,26 @@ def test_a_given_batch_must_suit_the_ranks(settings: TrainSettings) -> None:
 
 def test_tokens_relative_to_the_reference(settings: TrainSettings) -> None:
     """Without further settings every depth has as many tokens per parameter."""
-    deep = replace(settings, depth=12)
+    rates = replace(settings.rates, weight_decay_by="horizon")
+    deep = replace(settings, depth=12, rates=rates)
     config = model_config(deep, 512)
     assert relative_tokens(deep, config, training_budget(deep, config)) == pytest.approx(1.0, rel=0.01)
     assert relative_tokens(deep, config, TrainingBudget(seconds=60.0)) is None
+    assert relative_tokens(replace(deep, rates=settings.rates), config, TrainingBudget(steps=8)) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"architecture": ArchitectureSettings(engram_layers=(3, 15))},
+        {"architecture": ArchitectureSettings(dsa=True, dsa_start_layer=14)},
+        {"num_kv_heads": 5},
+    ],
+    ids=["engram", "dsa", "key heads"],
+)
+def test_a_deep_model_may_name_what_the_reference_lacks(settings: TrainSettings, change: dict) -> None:
+    rates = replace(settings.rates, weight_decay_by="horizon")
+    deep = replace(settings, depth=20, max_seq_len=512, total_batch_size=2048, rates=rates, **change)
+    config = model_config(deep, 512)
+    assert relative_tokens(deep, config, TrainingBudget(steps=8)) > 0
+    assert batch_of(replace(deep, total_batch_size=-1)) > 0

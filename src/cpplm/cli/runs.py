@@ -11,11 +11,11 @@ from cpplm.cli.report import Report, text_table
 from cpplm.core.errors import UserError
 from cpplm.core.progress import log_info
 from cpplm.core.settings import Argument
-from cpplm.core.text import short_number
+from cpplm.core.text import duration, short_number
 from cpplm.serve.settings import LOOPBACK, NetworkSettings
 from cpplm.train.report.compare import compare as compare_runs
 from cpplm.train.report.compare import find_runs, read_runs, write_comparison
-from cpplm.train.report.html import duration, write_page
+from cpplm.train.report.html import write_page
 from cpplm.train.report.log_reader import RunHistory, headline_figures
 
 
@@ -129,7 +129,6 @@ def watch(settings: RunWatchSettings) -> Report:
     from cpplm.serve.server import listen, run_server  # noqa: PLC0415
     from cpplm.train.report.watch import RunWatcher  # noqa: PLC0415
 
-    settings.check_paths()
     network = settings.network()
     bound, url = listen(network)
     with contextlib.closing(bound):

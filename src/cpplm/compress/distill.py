@@ -53,17 +53,8 @@ def make_anchor(start: Transformer, checkpoint: Checkpoint, location: str) -> An
             f"--anchor_weight needs {length} held-out tokens, {location} has {len(ids)}", fix="Leave it out."
         )
     ids_BT = torch.tensor(ids[: rows * length], device=start.device).view(rows, length)
-    topk = min(_ANCHOR_TOPK, start.config.vocab_size)
-    heads = (output_head(start, start.hidden_states(row_1T)) for row_1T in ids_BT.split(1))
-    parts = [teacher_targets(head, topk) for head in heads]
-    return Anchor(
-        ids_BT,
-        TeacherTargets(
-            torch.cat([part.topk_ids_NK for part in parts]),
-            torch.cat([part.topk_logprobs_NK for part in parts]),
-            torch.cat([part.tail_logprob_N for part in parts]),
-        ),
-    )
+    head = output_head(start, start.hidden_states(ids_BT))
+    return Anchor(ids_BT, teacher_targets(head, min(_ANCHOR_TOPK, start.config.vocab_size)))
 
 
 def teacher_of(

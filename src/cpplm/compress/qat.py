@@ -176,9 +176,7 @@ class CachedRun(PretrainRun):
             self._cache = KDCache.open(qat.kd_cache)
             teacher = open_teacher(qat.teacher, settings.init_from)
             self._cache.check(
-                tokenizer=self.tokenizer.hash,
-                teacher=teacher.hash,
-                corpus=corpus_fingerprint(self.readers),
+                tokenizer=self.tokenizer.hash, teacher=teacher.hash, corpus=corpus_fingerprint(self.readers)
             )
             if self._cache.manifest.seq_len != self.settings.max_seq_len:
                 raise UserError(

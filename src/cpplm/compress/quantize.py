@@ -15,11 +15,7 @@ from cpplm.core.progress import progress_bar
 from cpplm.core.storage import Storage
 from cpplm.model.quantized.calibration import input_importances
 from cpplm.model.quantized.layers import quantizable, quantize_layers
-from cpplm.model.quantized.packing import (
-    packed_tensors,
-    quantization_record,
-    restore_layers,
-)
+from cpplm.model.quantized.packing import packed_tensors, quantization_record, restore_layers
 from cpplm.model.quantized.recipe import InitMethod, Recipe
 from cpplm.model.transformer import Transformer
 from cpplm.train.checkpoint.format import QUANTIZATION, Checkpoint, json_bytes

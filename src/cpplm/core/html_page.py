@@ -12,18 +12,26 @@ PRE_STYLE = "color:#1b1b1b;background:#fff;padding:1em;line-height:1.5;white-spa
 """Style of a `<pre>` element that reads on light and dark pages."""
 
 
-def render(package: str, template: str, filters: Mapping[str, Callable[..., Any]], **values: object) -> str:
+def render(
+    package: str,
+    template: str,
+    filters: Mapping[str, Callable[..., Any]],
+    *,
+    autoescape: bool = True,
+    **values: object,
+) -> str:
     """The page as text.
 
     Args:
         package: whose folder `templates` has the template.
         template: its file name.
         filters: functions that the template may apply.
+        autoescape: False for a text that is no HTML.
         **values: what it shows; to use a name without a value is an error.
     """
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(package, "templates"),
-        autoescape=True,
+        autoescape=autoescape,  # noqa: S701  (True but for Markdown)
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

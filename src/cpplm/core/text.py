@@ -1,4 +1,4 @@
-"""Numbers in sentences."""
+"""Numbers in sentences and tables."""
 
 
 def pluralize(number: int, one: str, several: str = "") -> str:
@@ -20,3 +20,10 @@ def short_number(number: float) -> str:
         if abs(number) >= size:
             return f"{number / size:.3g}{letter}"
     return f"{number:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """ "90.0 s", "15.0 min", "2.5 h": one digit behind the point."""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"

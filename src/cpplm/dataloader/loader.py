@@ -71,7 +71,7 @@ class TrainLoader:
         readers: Sequence[ShardReader],
         encoder: DocumentEncoder,
         *,
-        mixture: Mixture | None = None,
+        mixture: Mixture,
         batch_size: int,
         seq_len: int,
         seed: int = 0,
@@ -88,7 +88,7 @@ class TrainLoader:
         Args:
             readers: data sets.
             encoder: of all documents.
-            mixture: of the data sets; None for as many rows of each.
+            mixture: of the data sets.
             batch_size: rows per batch of this rank.
             seq_len: tokens per row.
             seed: of all orders.
@@ -105,7 +105,7 @@ class TrainLoader:
         """
         state = state or LoaderState()
         state.check(seq_len=seq_len, seed=seed, num_sources=len(readers))
-        self._mixture = mixture or Mixture([1.0] * len(readers))
+        self._mixture = mixture
         self._rows, self._batch_size, self._seq_len, self._seed = state.rows, batch_size, seq_len, seed
         self._rank, self._num_ranks = rank, num_ranks
         self._document_mask, self._pin = document_mask, pin

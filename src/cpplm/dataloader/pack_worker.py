@@ -128,6 +128,7 @@ def _lengths(row: Sequence[Segment], seq_len: int) -> tuple[int, ...]:
 def clear_shard_cache() -> None:
     """Free the memory of shards that were read in this process."""
     _shard_tables.cache_clear()
+    cached_tokens.cache_clear()  # it keeps the functions that read them
 
 
 def _with_ids(source: PackSource, leftover: Leftover) -> tuple[DocumentRef, Shard, TokenIds]:

@@ -66,11 +66,10 @@ class StreamingReader(ShardReader):
             while self._find(name) is None:
                 self.wait(threading.Event())
 
-    def shards(self, split: Split) -> list[Shard]:
+    def shards(self, split: Split | None = None) -> list[Shard]:
         """For training those that are known by now, for validation the one."""
-        if split == "val":
-            return [self._known[_VALIDATION]] if _VALIDATION in self._known else []
-        return [shard for _, shard in sorted(self._known.items()) if shard.split == "train"]
+        asked = [entry for entry in sorted(self._known.items()) if split in (None, entry[1].split)]
+        return [shard for name, shard in asked if shard.split == "train" or name == _VALIDATION]
 
     def num_train_shards(self) -> int | None:
         """Number of training shards once `_COMPLETE` is there, None before."""

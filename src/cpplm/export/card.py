@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from cpplm import __version__
+from cpplm.core.html_page import render
 from cpplm.core.run_log import LOG
 from cpplm.core.storage import Storage, is_bucket
 from cpplm.model.config import ModelConfig
@@ -41,16 +40,12 @@ def model_card(
         dtype: of the weights.
         parameters: in the export.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("cpplm.export", "templates"),
-        autoescape=False,  # noqa: S701  (Markdown, shown by nobody before its author has read it)
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
     folder = _local_folder(run)
-    return environment.get_template("model_card.md.jinja").render(
+    return render(
+        "cpplm.export",
+        "model_card.md.jinja",
+        {},
+        autoescape=False,  # Markdown, shown by nobody before its author has read it
         name=model_name(run),
         version=__version__,
         architecture=architecture,

@@ -20,10 +20,7 @@ from cpplm.core.errors import UserError
 from cpplm.model.config import NORM_EPSILON, ModelConfig
 
 ARCHITECTURE = "LlamaForCausalLM"
-_HEAD_NAMES = {
-    "embedding.weight": "model.embed_tokens.weight",
-    "lm_head.weight": "lm_head.weight",
-}
+_HEAD_NAMES = {"embedding.weight": "model.embed_tokens.weight", "lm_head.weight": "lm_head.weight"}
 _LAYER_NAMES = {
     "attention.query.weight": "self_attn.q_proj.weight",
     "attention.key.weight": "self_attn.k_proj.weight",

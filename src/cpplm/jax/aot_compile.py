@@ -171,10 +171,7 @@ def describe_devices(target: Slice) -> list[Any]:
         )
     except (RuntimeError, ValueError) as error:
         first = str(error).strip().split("\n")[0]
-        raise UserError(
-            f"libtpu cannot describe {target.name}: {first}",
-            fix="Try another slice.",
-        ) from error
+        raise UserError(f"libtpu cannot describe {target.name}: {first}", fix="Try another slice.") from error
     return list(described.devices)
 
 

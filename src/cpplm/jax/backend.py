@@ -54,7 +54,7 @@ class JaxBackend(TrainBackend):
     """Training with JAX. The mesh is made when the processes are joined."""
 
     mesh: Mesh
-    """The chips of the run, once the world is open."""
+    """The chips of the run, once the processes are joined."""
     sharder: HostBatchSharder
     """This host's rows, likewise."""
 
@@ -78,7 +78,6 @@ class JaxBackend(TrainBackend):
             if self.mesh.size < len(devices):
                 log_info(f"training on {self.mesh.size} of {len(devices)} chips, as --mesh says")
             self.sharder = HostBatchSharder.of(self.mesh)
-            _refuse_batch(settings, self.sharder.batch_shards)
             if devices[0].platform == "tpu":
                 _enable_compilation_cache()
             yield JaxDistContext(self.sharder)
@@ -190,7 +189,7 @@ def train_step(
     by a recipe, or are not.
 
     Raises:
-        UserError: weight decay follows a horizon that is not known.
+        UserError: weight decay follows a budget that is not known.
     """
     run = run_settings(settings, mesh)
     optimizer = Optimizer.of(
@@ -235,18 +234,6 @@ def _refuse_settings_of_torch(settings: TrainSettings) -> None:
         )
 
 
-def _refuse_batch(settings: TrainSettings, shares: int) -> None:
-    rows = max(1, settings.device_batch_size) * max(1, settings.max_seq_len) * shares
-    if settings.total_batch_size != -1 and settings.total_batch_size % rows:
-        raise UserError(
-            f"--mesh divides a batch among {shares} chips, and --total_batch_size "
-            f"{settings.total_batch_size:,} is not a multiple of --device_batch_size x --max_seq_len x "
-            f"{shares} = {rows:,} tokens",
-            fix=f"Use {max(1, round(settings.total_batch_size / rows)) * rows}, "
-            "or fewer chips on data and fsdp.",
-        )
-
-
 def _arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
     return {key: tensor.numpy() for key, tensor in tensors.items()}
 
@@ -254,7 +241,7 @@ def _arrays(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
 def _enable_compilation_cache() -> None:
     """In a folder, so that the next start of the same run takes seconds."""
     if _CACHE_DIR not in os.environ:
-        cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         jax.config.update("jax_compilation_cache_dir", str(cache / "cpplm" / "jax"))
 
 

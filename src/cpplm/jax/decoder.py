@@ -57,7 +57,7 @@ def decoder_layers(params: Params, embedded: jax.Array, context: ForwardContext)
         name: array for name, array in blocks.items() if not (_is_of_ngrams(name) or name[0].isdigit())
     }
     start = (embedded, embedded, jnp.zeros(()))
-    return scan_layers(layer, start, of_blocks, layer_kinds(config), unroll=not context.run.scan)
+    return scan_layers(layer, start, of_blocks, layer_kinds(config))
 
 
 def remat(

@@ -14,11 +14,7 @@ from cpplm.model.config import EngramConfig
 
 
 def embed_ngrams(
-    table: jax.Array,
-    constants: Params,
-    ids_BT: jax.Array,
-    documents_BT: jax.Array | None,
-    dtype: jnp.dtype,
+    table: jax.Array, constants: Params, ids_BT: jax.Array, documents_BT: jax.Array | None, dtype: jnp.dtype
 ) -> jax.Array:
     """The embeddings of the n-grams that end at each token, shape BTX.
 

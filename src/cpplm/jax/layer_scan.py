@@ -63,8 +63,6 @@ def scan_layers(
     carry: Carry,
     weights: Params,
     kinds: list[LayerKind],
-    *,
-    unroll: bool,
 ) -> Carry:
     """Run all layers, one after the other.
 
@@ -73,9 +71,8 @@ def scan_layers(
         carry: for the first layer.
         weights: of all layers, stacked.
         kinds: of the layers.
-        unroll: compile each layer on its own.
     """
-    for segment in unrolled(kinds) if unroll else segments(kinds):
+    for segment in segments(kinds):
         carry = _run_segment(layer, carry, _segment_weights(weights, segment, kinds), segment, kinds)
     return carry
 
@@ -149,11 +146,6 @@ def segments(kinds: list[LayerKind]) -> list[LayerSegment]:
                 candidates.append((1 + compiled, 1 + cuts, [LayerSegment(first, 1, 1), *rest]))
         best[first] = min(candidates, key=lambda candidate: candidate[:2])
     return best[0][2]
-
-
-def unrolled(kinds: list[LayerKind]) -> list[LayerSegment]:
-    """Each layer as a segment of its own."""
-    return [LayerSegment(layer, 1, 1) for layer in range(len(kinds))]
 
 
 def _after(kinds: list[LayerKind], first: int, period: int, repeats: int) -> list[LayerKind]:

@@ -147,11 +147,7 @@ def _head_loss(
 
 
 def _multi_token_loss(
-    params: Params,
-    hidden_BTC: jax.Array,
-    targets_BT: jax.Array,
-    shares: jax.Array,
-    context: ForwardContext,
+    params: Params, hidden_BTC: jax.Array, targets_BT: jax.Array, shares: jax.Array, context: ForwardContext
 ) -> jax.Array:
     """Mean loss of the heads that predict further tokens, each of which goes on from the one before it."""
     depth = _heads(context.config)

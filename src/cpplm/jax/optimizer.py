@@ -78,7 +78,7 @@ class Optimizer:
         """For a model, quantised by a recipe or not; other arguments are those of `param_groups`.
 
         Raises:
-            UserError: weight decay follows a horizon that is not known.
+            UserError: weight decay follows a budget that is not known.
         """
         whole = abstract_params(config, recipe)
         learning, _ = partition_params(whole)  # type: ignore[arg-type]
@@ -275,7 +275,7 @@ def _adamw(
     touched: jax.Array | None,
 ) -> tuple[jax.Array, State]:
     """One step of `adamw_` and `adamw_rows_` of `cpplm.optim.update_rules`."""
-    assert group.beta2 is not None  # noqa: S101  (Group checked)
+    assert group.beta2 is not None  # noqa: S101  (ParamGroup checked)
     rate = group.learning_rate * plan["learning_rate"]
     step = state["step"] + 1
     first = state["first_moment"] + (1 - group.beta1) * (gradient - state["first_moment"])

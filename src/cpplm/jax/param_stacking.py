@@ -46,12 +46,12 @@ def is_stacked(name: str) -> bool:
 
 def checkpoint_shapes(config: ModelConfig, recipe: Recipe | None = None) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the checkpoint of a model, quantised by a recipe or not, in its order."""
-    return {name: tuple(tensor.shape) for name, tensor in _meta_tensors(config, recipe).items()}
+    return {name: tuple(tensor.shape) for name, tensor in meta_model(config, recipe).state_dict().items()}
 
 
 def abstract_params(config: ModelConfig, recipe: Recipe | None = None) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes and dtypes here, without any memory."""
-    tensors = _meta_tensors(config, recipe)
+    tensors = meta_model(config, recipe).state_dict()
     shapes = {}
     for stacked, names in checkpoint_names(tensors).items():
         first = tensors[names[0]]
@@ -117,12 +117,13 @@ def _learns(name: str, array: jax.Array) -> bool:
     return jnp.issubdtype(array.dtype, jnp.floating) and not (part == SCALES and role_of(layer) == "embed")
 
 
-def _meta_tensors(config: ModelConfig, recipe: Recipe | None) -> dict[str, torch.Tensor]:
+def meta_model(config: ModelConfig, recipe: Recipe | None) -> Transformer:
+    """The PyTorch model, quantised by a recipe or not, without any memory."""
     with torch.device("meta"):
         model = Transformer(config)
     if recipe is not None:
         quantize_layers(model, recipe, init="absmax")
-    return dict(model.state_dict())
+    return model
 
 
 def _check(named: Mapping[str, Array], expected: Mapping[str, tuple[int, ...]]) -> None:

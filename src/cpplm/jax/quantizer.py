@@ -6,18 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from cpplm.core.errors import UserError
 from cpplm.dataloader.loader import Batch
-from cpplm.jax.param_stacking import stack_params
+from cpplm.jax.param_stacking import meta_model, stack_params
 from cpplm.jax.step import TrainStep
 from cpplm.model.config import ModelConfig
-from cpplm.model.quantized.layers import quantize_layers
 from cpplm.model.quantized.packing import quantization_record
 from cpplm.model.quantized.recipe import Recipe
-from cpplm.model.transformer import Transformer
 from cpplm.optim.groups import build_optimizer
 from cpplm.optim.muon import MuonAdamW
 from cpplm.train import quantization
@@ -73,9 +70,7 @@ class Quantizer:
             UserError: the recipe does not fit the model.
         """
         settings = self._settings
-        with torch.device("meta"):
-            model = Transformer(self._config)
-        model.to_empty(device="cpu")
+        model = meta_model(self._config, None).to_empty(device="cpu")
         model.load_state_dict(weights)
 
         def make_optimizer() -> MuonAdamW:
@@ -94,7 +89,5 @@ class Quantizer:
 
     def record(self, recipe: Recipe) -> dict[str, Any]:
         """The record in `quantization.json`."""
-        with torch.device("meta"):
-            model = Transformer(self._config)
-        quantize_layers(model, recipe, init="absmax")
+        model = meta_model(self._config, recipe)
         return quantization_record(model, self._settings.quantization.quantize, packed=False)

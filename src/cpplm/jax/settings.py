@@ -16,8 +16,6 @@ class RunSettings(JaxSettings):
 
     compute_dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Dtype of matrix products and of the residual stream; weights stay float32."""
-    scan: bool = True
-    """Compile layers that repeat once; otherwise each on its own."""
     sparse_block: int = 128
     """Queries whose scores sparse attention holds at once."""
 

@@ -119,11 +119,7 @@ class TrainStep:
         return round_params(learning, constants, self.config, self.recipe)
 
     def _gradients(
-        self,
-        learning: Params,
-        constants: Params,
-        batches: tuple[Tokens, ...],
-        plan: Mapping[str, jax.Array],
+        self, learning: Params, constants: Params, batches: tuple[Tokens, ...], plan: Mapping[str, jax.Array]
     ) -> tuple[jax.Array, Params]:
         """Means over the batches: losses, shape (4,), and gradients."""
         scheduled = {key: plan[key] for key in ("multi_token_weight", "dense_attention")}

@@ -20,23 +20,11 @@ from cpplm.core.errors import UserError
 
 # Shapes of slices by their number of chips: a torus of two dimensions, or of three.
 FLAT: dict[int, tuple[int, ...]] = {
-    1: (1, 1),
-    4: (2, 2),
-    8: (2, 4),
-    16: (4, 4),
-    32: (4, 8),
-    64: (8, 8),
-    128: (8, 16),
-    256: (16, 16),
-}
+    1: (1, 1), 4: (2, 2), 8: (2, 4), 16: (4, 4), 32: (4, 8), 64: (8, 8), 128: (8, 16), 256: (16, 16),
+}  # fmt: skip
 CUBIC: dict[int, tuple[int, ...]] = {
-    4: (2, 2, 1),
-    8: (2, 2, 2),
-    16: (2, 2, 4),
-    32: (2, 4, 4),
-    64: (4, 4, 4),
-    128: (4, 4, 8),
-}
+    4: (2, 2, 1), 8: (2, 2, 2), 16: (2, 2, 4), 32: (2, 4, 4), 64: (4, 4, 4), 128: (4, 4, 8),
+}  # fmt: skip
 HOST = {1: (1, 1, 1), 4: (2, 2, 1), 8: (2, 4, 1)}  # chips of a virtual machine, of flat slices
 
 MEGACORE = (("chip_config_name", "megacore"),)  # one device of v4's two cores, as JAX has it on the machine

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -118,8 +118,7 @@ class JaxTrainModule(TrainModule):
             return StepLosses(*np.asarray(found).tolist())
 
     @override
-    def loss(self, ids_BT: Tensor, targets_BT: Tensor, reduction: Literal["none"]) -> Tensor:
-        del reduction
+    def loss(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
         ids, targets = (
             self._sharder.shard(ids.numpy().astype(np.int32), self._step.mesh) for ids in (ids_BT, targets_BT)
         )

@@ -51,7 +51,7 @@ class ForwardContext:
 class Indexer(nn.Module):
     """Scores earlier tokens for each query; it reads the residual stream, no gradient flows back."""
 
-    def __init__(self, config: ModelConfig, layer: int) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         assert config.dsa is not None  # noqa: S101  (the caller asked)
         self.rope_base = config.rope_base
@@ -96,7 +96,7 @@ class Attention(nn.Module):
                 config.padded_vocab_size, config.num_kv_heads * config.head_dim
             )
             self.value_gate = Linear(min(VALUE_GATE_INPUTS, config.model_dim), config.num_kv_heads)
-        self.indexer = Indexer(config, layer) if config.is_sparse(layer) else None
+        self.indexer = Indexer(config) if config.is_sparse(layer) else None
         self.key_cache, self.value_cache, self.index_key_cache = (
             f"{part}{what} {layer}" for what in ("keys", "values", "index keys")
         )

@@ -343,7 +343,15 @@ class ModelConfig:
         """The rotary base that stretches the slowest frequency from this context to another, by NTK-aware
         scaling: `base * (new / old) ** (d / (d - 2))` for heads of width d (Peng et al. 2023, YaRN,
         arXiv 2309.00071, section 3.1); the same base for a context that is no longer.
+
+        Raises:
+            UserError: heads of width 2, which have one frequency whatever the base.
         """
+        if self.head_dim == 2:
+            raise UserError(
+                "heads of width 2 have one rotary frequency, which no base stretches",
+                fix="Leave out --rope_scaling ntk.",
+            )
         stretch = max(1.0, max_seq_len / self.max_seq_len)
         return float(self.rope_base * stretch ** (self.head_dim / (self.head_dim - 2)))
 

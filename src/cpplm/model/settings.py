@@ -146,15 +146,23 @@ class ArchitectureSettings:
         base: ModelConfig = presets[self.preset](depth, **shape)
         scales = {"rope_base": self.rope_base, "qk_scale": self.qk_scale}
         changes: dict[str, Any] = {name: value for name, value in scales.items() if value > 0}
-        choices = {
-            "value_embeddings": self.value_embeddings, "smear": self.smear, "backout": self.backout,
-            "induction": self.induction, "mlp": self.mlp, "short_window": self.short_window,
-        }  # fmt: skip
-        for name, choice in choices.items():
-            if choice != "preset":
+        for name in ("value_embeddings", "smear", "backout", "induction", "mlp", "short_window"):
+            if (choice := getattr(self, name)) != "preset":
                 changes[name] = choice == "on" if choice in ("on", "off") else choice
         kind = self._engram_kind()
-        changes["engram"] = None if kind == "off" else self._engram(base, kind)
+        changes["engram"] = None
+        if kind != "off":
+            changes["engram"] = EngramConfig.for_model(
+                base.num_layers,
+                base.model_dim,
+                kind=kind,
+                layers=self.engram_layers,
+                ngram_orders=self.engram_ngram_orders,
+                bottleneck_dim=self.engram_bottleneck_dim,
+                num_heads=self.engram_heads,
+                head_dim=self.engram_head_dim,
+                table_size=self.engram_table_size,
+            )
         if self.mhc:
             changes["hyper_connections"] = HyperConnectionsConfig(
                 self.mhc_num_branches, self.mhc_sinkhorn_iters
@@ -170,19 +178,6 @@ class ArchitectureSettings:
                 indexer_dim=self.dsa_indexer_dim,
             )
         return dataclasses.replace(base, **changes)
-
-    def _engram(self, base: ModelConfig, kind: Literal["memory", "local"]) -> EngramConfig:
-        return EngramConfig.for_model(
-            base.num_layers,
-            base.model_dim,
-            kind=kind,
-            layers=self.engram_layers,
-            ngram_orders=self.engram_ngram_orders,
-            bottleneck_dim=self.engram_bottleneck_dim,
-            num_heads=self.engram_heads,
-            head_dim=self.engram_head_dim,
-            table_size=self.engram_table_size,
-        )
 
     def multi_token_weight(self, progress: float) -> float:
         """Weight of the further tokens' loss: high first, low in the last third (as DeepSeek-V3)."""

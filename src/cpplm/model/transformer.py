@@ -117,23 +117,22 @@ class Transformer(Decoder):
                 schedule may change it without compiling again.
             documents_BT: attention stays inside the document that each token names.
             target_shares: factors on the mean losses of the next token and of each multi-token head, shape
-                (1 + heads,), as `target_shares` gives them; None for 1.
+                (1 + heads,), as `TorchTrainModule` counts them; None for 1.
             ngram_embeddings: from `embed_ngrams` for these tokens, when it was called before.
         """
         if ngram_embeddings is None:
             ngram_embeddings = self.embed_ngrams(ids_BT, None, documents_BT)
         context = self.forward_context(ids_BT, None, documents_BT, ngram_embeddings)
         hidden_BTC, divergence = self.states(context)
-        shares = torch.ones(1 + len(self.multi_token), device=ids_BT.device)
-        shares = shares if target_shares is None else target_shares
-        next_token = shares[0] * self._cross_entropy(hidden_BTC, targets_BT, "mean")
+        if target_shares is None:
+            target_shares = torch.ones(1 + len(self.multi_token), device=ids_BT.device)
+        next_token = target_shares[0] * self._cross_entropy(hidden_BTC, targets_BT, "mean")
         mtp_loss = torch.zeros((), device=ids_BT.device)
         head_targets = mtp_targets(targets_BT, len(self.multi_token))
-        context = self.forward_context(ids_BT, documents_BT=documents_BT)
         for number, (next_ids_BT, mtp_targets_BT) in enumerate(head_targets):
             hidden_BTC = self.multi_token[number](hidden_BTC, self._embed(next_ids_BT), context)
             head_loss = self._cross_entropy(hidden_BTC, mtp_targets_BT, "mean")
-            mtp_loss = mtp_loss + shares[1 + number] * head_loss / len(self.multi_token)
+            mtp_loss = mtp_loss + target_shares[1 + number] * head_loss / len(self.multi_token)
         total = next_token + multi_token_weight * mtp_loss + divergence
         return Losses(total, next_token.detach(), mtp_loss.detach(), divergence.detach())
 

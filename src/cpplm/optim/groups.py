@@ -133,19 +133,8 @@ def build_optimizer(
     scale_lr: float = 0.0,
     process_group: ProcessGroup | None = None,
 ) -> MuonAdamW:
-    """The optimizer for one model.
-
-    Args:
-        model: on its device.
-        rates: at the reference batch, width and depth.
-        batch_tokens: per step, of all ranks together.
-        budget: see `param_groups`.
-        scale_lr: likewise.
-        process_group: of the ranks.
-
-    Raises:
-        UserError: weight decay follows a budget that is not known.
-    """
+    """The optimizer for one model on its device, and a group of ranks; other arguments and errors are those
+    of `param_groups`."""
     names = (name for name, parameter in model.named_parameters() if parameter.requires_grad)
     groups = param_groups(
         names, model.config, rates, batch_tokens=batch_tokens, budget=budget, scale_lr=scale_lr

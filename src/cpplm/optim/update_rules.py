@@ -99,8 +99,7 @@ def adamw_(
         gradient: as `parameter`.
         state: "first_moment" and "second_moment" as `parameter`, and "step", a float32 scalar beside it.
         rate: learning rate.
-        beta1: decay of the first moment.
-        beta2: decay of the second moment.
+        beta1, beta2: decay of the two moments.
         weight_decay: per step and unit of rate.
     """
     if gradient.stride() != parameter.stride():  # torch's fused kernel walks memory and looks at no strides
@@ -124,11 +123,7 @@ def adamw_(
 
 
 def adamw_rows_(
-    parameter: Tensor,
-    rows: Tensor,
-    gradient: Tensor,
-    state: dict[str, Tensor],
-    **rates: float,
+    parameter: Tensor, rows: Tensor, gradient: Tensor, state: dict[str, Tensor], **rates: float
 ) -> None:
     """`adamw_` on some rows; all else, moments included, stays untouched.
 
@@ -138,8 +133,7 @@ def adamw_rows_(
         parameter: shape (rows, ...).
         rows: which of them have a gradient, each once.
         gradient: shape (len(rows), ...).
-        state: as for `adamw_`.
-        **rates: likewise.
+        state, **rates: as for `adamw_`.
     """
     tables = [parameter, state["first_moment"], state["second_moment"]]
     touched, first, second = (table.index_select(0, rows) for table in tables)

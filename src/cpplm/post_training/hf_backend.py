@@ -10,7 +10,7 @@ recurrent state, gets each conversation as a row of its own, padded on the right
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -169,10 +169,10 @@ class HfTrainModule(TorchTrainModule):
             return self.model(input_ids=inputs_BT, use_cache=False, **positions).logits
 
     @override
-    def loss(self, ids_BT: Tensor, targets_BT: Tensor, reduction: Literal["none"]) -> Tensor:
+    def loss(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
         logits_BTV = self._logits(ids_BT)
         return F.cross_entropy(
-            logits_BTV.transpose(1, 2).float(), targets_BT, ignore_index=IGNORE_INDEX, reduction=reduction
+            logits_BTV.transpose(1, 2).float(), targets_BT, ignore_index=IGNORE_INDEX, reduction="none"
         )
 
     @override

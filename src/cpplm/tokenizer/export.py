@@ -76,12 +76,8 @@ def _decides(record: dict[str, Any]) -> tuple[Any, ...]:
 def _tokenizer_file(tokenizer: Tokenizer) -> dict[str, Any]:
     names = token_names(tokenizer)
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    split = {
-        "type": "Split",
-        "pattern": {"Regex": tokenizer.pattern},
-        "behavior": "Isolated",
-        "invert": False,
-    }
+    pattern = {"Regex": tokenizer.pattern}
+    split = {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
     return {
         "version": "1.0",
         "truncation": None,
@@ -90,10 +86,7 @@ def _tokenizer_file(tokenizer: Tokenizer) -> dict[str, Any]:
             {
                 "id": id_,
                 "content": name,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
+                **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
                 "special": True,
             }
             for id_, name in enumerate(SPECIAL_TOKENS)
@@ -104,12 +97,8 @@ def _tokenizer_file(tokenizer: Tokenizer) -> dict[str, Any]:
         "decoder": byte_level,
         "model": {
             "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
+            **dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")),
+            **dict.fromkeys(("fuse_unk", "byte_fallback"), False),
             "ignore_merges": True,  # a piece that is a token is that token, whether or not merges lead to it
             "vocab": {name: id_ for id_, name in enumerate(names)},
             "merges": merges(names[NUM_SPECIAL:]),
@@ -120,10 +109,7 @@ def _tokenizer_file(tokenizer: Tokenizer) -> dict[str, Any]:
 def token_names(tokenizer: Tokenizer) -> list[str]:
     """All tokens by id, bytes in the GPT-2 alphabet."""
     character_of = byte_characters()
-    return [
-        *SPECIAL_TOKENS,
-        *("".join(character_of[byte] for byte in token) for token in tokenizer.tokens),
-    ]
+    return [*SPECIAL_TOKENS, *("".join(character_of[byte] for byte in token) for token in tokenizer.tokens)]
 
 
 def merges(names: list[str]) -> list[tuple[str, str]]:

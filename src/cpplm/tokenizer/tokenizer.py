@@ -28,13 +28,7 @@ import tiktoken
 from cpplm.core.errors import UserError
 from cpplm.core.storage import Storage, is_bucket, restore_url, sha256
 from cpplm.tokenizer.pretokenizer import split_bytes
-from cpplm.tokenizer.special_tokens import (
-    ALIASES,
-    NAMED_TOKENS,
-    NUM_SPECIAL,
-    SPECIAL_IDS,
-    SPECIAL_TOKENS,
-)
+from cpplm.tokenizer.special_tokens import ALIASES, NAMED_TOKENS, NUM_SPECIAL, SPECIAL_IDS, SPECIAL_TOKENS
 
 FILE = "tokenizer.json"
 FORMAT = "cpplm-tokenizer"

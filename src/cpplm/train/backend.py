@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -106,7 +106,7 @@ class TrainModule(Protocol):
     def step(self, batches: Iterator[Batch], count: int, plan: StepPlan) -> StepLosses:
         """One optimizer step over the gradients of the `count` batches that `batches` gives."""
 
-    def loss(self, ids_BT: Tensor, targets_BT: Tensor, reduction: Literal["none"]) -> Tensor:
+    def loss(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """Cross-entropy of each next token in nats, BT; 0 where the target is `IGNORE_INDEX`."""
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from cpplm.core.errors import UserError
 from cpplm.model.config import ModelConfig
 from cpplm.model.flops import count_flops, count_scaling_parameters
 from cpplm.tokenizer.tokenizer import Tokenizer
@@ -76,13 +78,7 @@ def resolve_run(
 ) -> tuple[TrainSettings, ModelConfig, str]:
     """The settings of a run that has not begun, complete, its model, and how the depth was chosen.
 
-    Args:
-        settings: as given.
-        devices: that would train it.
-        shares: so many times `device_batch_size` rows all processes compute at once.
-
-    Raises:
-        UserError: as `resolve_defaults`, or there is no such tokenizer or parent.
+    Arguments and errors are those of `resolve_defaults`; the tokenizer and the parent are opened here.
     """
     vocab_size = Tokenizer.load(settings.tokenizer).vocab_size
     parent = open_parent(settings.init_from).config() if settings.init_from else None
@@ -101,15 +97,8 @@ def resolve_batch(
     """The settings with batches and validation tokens, for a model that is known; see `resolve_defaults`.
 
     Args:
-        settings: as given; what is not -1 stays.
-        config: of the model.
-        devices: that train.
-        shares: so many times `device_batch_size` rows all processes compute at once.
-        earlier: the settings of the checkpoint that the run continues; empty for none.
+        settings, config, devices, shares, earlier: see there.
         max_pass_tokens: tokens of a forward pass, if nobody says.
-
-    Raises:
-        UserError: a given batch is not a whole number of forward passes.
     """
     rate = devices.tokens_per_second(count_flops(config)["total"], MFU)
     pass_tokens, validation_tokens = max_pass_tokens, math.inf
@@ -131,9 +120,9 @@ def _with_depth(settings: TrainSettings, vocab_size: int, devices: Devices) -> t
     minutes = settings.max_minutes if given else MINUTES
     ratio = settings.target_param_data_ratio
     ratio = ratio if ratio > 0 else TrainSettings.target_param_data_ratio
-    deepest, fits = LEAST_DEPTH, False
-    for depth in range(LEAST_DEPTH, DEPTH + 1):
-        config = model_config(replace(settings, depth=depth), vocab_size)
+    models = _models(settings, vocab_size)
+    deepest, fits = min(models), False
+    for depth, config in models.items():
         rate = devices.tokens_per_second(count_flops(config)["total"], MFU)
         if ratio * count_scaling_parameters(config) > 60 * minutes * rate:
             break
@@ -144,6 +133,15 @@ def _with_depth(settings: TrainSettings, vocab_size: int, devices: Devices) -> t
         f"--depth {deepest}: {why} sees {ratio:g} tokens per parameter within {minutes:g} minutes ({clock}) "
         f"on this CPU, at {MFU:.0%} of the {devices.count * devices.peak_flops / 1e12:.2f} TFLOP/s measured"
     )
+
+
+def _models(settings: TrainSettings, vocab_size: int) -> dict[int, ModelConfig]:
+    """By depth, the models that the settings allow: a layer or a head that they name may need a deep one."""
+    models: dict[int, ModelConfig] = {}
+    for depth in range(LEAST_DEPTH, DEPTH + 1):
+        with suppress(UserError):
+            models[depth] = model_config(replace(settings, depth=depth), vocab_size)
+    return models or {DEPTH: model_config(replace(settings, depth=DEPTH), vocab_size)}  # says what is wrong
 
 
 def _rows(settings: TrainSettings, shares: int, limit: float) -> int:

@@ -13,7 +13,7 @@ import torch
 
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import choose_device, choose_dtype
-from cpplm.core.text import pluralize
+from cpplm.core.text import duration, pluralize
 from cpplm.model.config import ModelConfig
 from cpplm.model.flops import count_flops, count_parameters
 from cpplm.train.defaults import MFU, resolve_run
@@ -133,7 +133,7 @@ def describe_run(
     Args:
         settings: complete, as `resolve_defaults` gives them.
         config: the model.
-        horizon: the length of the run.
+        budget: the length of the run.
         devices: what trains it.
         memory: bytes that one device needs at most, where that is known.
         done: the share of the run that earlier sessions have trained.
@@ -150,12 +150,5 @@ def describe_run(
     ]
     if memory is not None:
         parts.append(f"about {memory / 1e9:.2g} of {devices.memory_bytes / 1e9:.3g} GB memory")
-    parts.append(
-        f"about {_duration(seconds * (1 - done))} to train, if {MFU:.0%} of the peak rate is reached"
-    )
+    parts.append(f"about {duration(seconds * (1 - done))} to train, if {MFU:.0%} of the peak rate is reached")
     return "; ".join(parts)
-
-
-def _duration(seconds: float) -> str:
-    unit, size = ("hours", 3600) if seconds >= 5400 else ("minutes", 60) if seconds >= 90 else ("s", 1)
-    return f"{seconds / size:,.1f} {unit}"

@@ -72,13 +72,7 @@ class MemoryEstimate:
 
 
 def estimate_memory(plan: MemoryPlan, world_size: int, *, device_type: str = "cuda") -> MemoryEstimate:
-    """Bytes on the first of `world_size` ranks, which has most.
-
-    Args:
-        plan: what is trained.
-        world_size: ranks.
-        device_type: of the device, as torch names it.
-    """
+    """Bytes on the first of `world_size` ranks, which has most; devices are named as torch names them."""
     settings = plan.settings
     model = _meta_model(plan, settings.kernels)
     shares = _RankParameters(model, world_size, shard=settings.shard)
@@ -213,7 +207,7 @@ def _gathered(shares: _RankParameters, dtype: torch.dtype, *, accumulates: bool)
         inside = name.startswith(("blocks.", "multi_token."))
         elements[".".join(name.split(".")[:2]) if inside else ""] += shares.parameters[name].numel()
     around = elements.pop("", 0)
-    block = max(elements.values())
+    block = max(elements.values(), default=0)
     return 2 * block * (dtype.itemsize + FULL) + around * FULL * (1 if accumulates else 2)
 
 

@@ -14,12 +14,7 @@ from cpplm.core.storage import is_bucket, require_path, split_step
 from cpplm.dataloader.fim import FimSettings
 from cpplm.dataloader.settings import DataSettings
 from cpplm.model.config import ModelConfig
-from cpplm.model.settings import (
-    ArchitectureSettings,
-    KernelSettings,
-    LoraSettings,
-    QuantizationSettings,
-)
+from cpplm.model.settings import ArchitectureSettings, KernelSettings, LoraSettings, QuantizationSettings
 from cpplm.optim.schedules import LearningRates, Schedule
 from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.session_settings import SessionSettings

@@ -7,7 +7,8 @@ import torch
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import choose_dtype
 from cpplm.model.config import ModelConfig
-from cpplm.model.kernels.selection import select_training_kernels
+from cpplm.model.kernels.attention import ATTENTION, AttentionRequest
+from cpplm.model.kernels.loss import LOSS, LossRequest
 from cpplm.model.quantization import convert_to_fp8, convert_to_nvfp4, require_fp8, require_nvfp4
 from cpplm.model.transformer import Transformer
 from cpplm.tokenizer.token_normalization import canonical_ids
@@ -22,10 +23,11 @@ from cpplm.train.sharding import init_weights, load_full_state_dict, shard_model
 
 
 def choose_kernels(settings: TrainSettings, config: ModelConfig, device: torch.device) -> dict[str, str]:
-    """The kernels that will run, by what they compute.
+    """The kernels that will run, by what they compute: the loss and each kind of attention layer.
 
     Raises:
-        UserError: kernels or number formats that were asked for are not to be had here.
+        UserError: kernels or number formats that were asked for are not to be had here; it says why, and what
+            is.
     """
     kernels = settings.kernels
     if kernels.fp8:
@@ -36,14 +38,24 @@ def choose_kernels(settings: TrainSettings, config: ModelConfig, device: torch.d
     if (kernels.fp8 or kernels.nvfp4) and dtype != torch.bfloat16:
         raise UserError("--fp8 and --nvfp4 need --precision bf16", fix="Set it, or leave those flags out.")
     compiling = not settings.no_compile and can_compile(device)
-    return select_training_kernels(
-        config,
-        kernels,
-        device=device,
-        dtype=dtype,
-        compiling=compiling,
-        documents=settings.data.document_mask,
-    )
+    of_loss = LossRequest.training(device, dtype, softcap=config.logit_softcap, compiling=compiling)
+    chosen = {"loss": LOSS.select(of_loss, kernels.kernel).name}
+    for layer, window in enumerate(config.windows()):
+        if config.is_sparse(layer):
+            chosen["sparse attention"] = "blocks of queries"
+            continue
+        request = AttentionRequest.training(
+            device,
+            dtype,
+            head_dim=config.head_dim,
+            length=config.max_seq_len,
+            window=window,
+            documents=settings.data.document_mask,
+            compiling=compiling,
+        )
+        kind = "attention" if window is None else "windowed attention"
+        chosen[kind] = ATTENTION.select(request, kernels.attention).name
+    return chosen
 
 
 def build_model(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 import torch
@@ -163,11 +163,7 @@ class TorchTrainModule(TrainModule):
     """Rounds the weights, where they are to be."""
 
     def __init__(
-        self,
-        model: Transformer,
-        optimizer: MuonAdamW,
-        losses: LossFunction,
-        dist: DistContext,
+        self, model: Transformer, optimizer: MuonAdamW, losses: LossFunction, dist: DistContext
     ) -> None:
         self.model = model
         self._optimizer = optimizer
@@ -254,8 +250,8 @@ class TorchTrainModule(TrainModule):
         return (counts.to(mean.device) / mean.clamp(min=1e-9)).float().to(self.device)
 
     @override
-    def loss(self, ids_BT: Tensor, targets_BT: Tensor, reduction: Literal["none"]) -> Tensor:
-        return self.model.loss(ids_BT, targets_BT, reduction)
+    def loss(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        return self.model.loss(ids_BT, targets_BT, "none")
 
     @override
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -1,6 +1,6 @@
 """The training loop. Everything that is not a step is a callback.
 
-State that matters is explicit (`TrainState`, learner), so that a run continued from a checkpoint
+State that matters is explicit (`TrainState`, `TrainModule.state`), so that a run continued from a checkpoint
 takes the very steps that the uninterrupted run would have taken: bit for bit on the same machine, when the
 length of the run is given in steps.
 
@@ -101,7 +101,7 @@ class Trainer:
         """Train to the horizon.
 
         Raises:
-            Stopped: before the end (Ctrl-C, SIGTERM); `on_end` has run.
+            TrainingInterrupted: before the end (Ctrl-C, SIGTERM); `on_end` has run.
             KeyboardInterrupt: at once: before a step was made, or asked to twice.
             UserError: the loss or its gradient is no number any more.
         """

@@ -60,7 +60,10 @@ def with_batch_size(settings: TrainSettings, config: ModelConfig, ranks: int) ->
 
 
 def relative_tokens(settings: TrainSettings, config: ModelConfig, budget: TrainingBudget) -> float | None:
-    """Training tokens over those of a model of depth 12 at its ratio; None when the clock ends the run."""
+    """Training tokens over those of a model of depth 12 at its ratio, where weight decay follows them; None
+    otherwise, and when the clock ends the run."""
+    if settings.rates.weight_decay_by != "horizon":
+        return None
     if budget.steps is None or settings.target_param_data_ratio <= 0:
         return None
     reference = settings.target_param_data_ratio * _reference_parameters(settings, config)
@@ -68,5 +71,14 @@ def relative_tokens(settings: TrainSettings, config: ModelConfig, budget: Traini
 
 
 def _reference_parameters(settings: TrainSettings, config: ModelConfig) -> int:
-    reference = model_config(replace(settings, depth=REFERENCE_DEPTH), config.vocab_size)
+    """Of the model of depth 12; what the settings name beyond its layers or heads is brought into them."""
+    last, architecture = REFERENCE_DEPTH - 1, settings.architecture
+    layers = tuple(sorted({min(layer, last) for layer in architecture.engram_layers}))
+    start = min(architecture.dsa_start_layer, last)
+    architecture = replace(architecture, engram_layers=layers, dsa_start_layer=start)
+    shape = replace(settings, depth=REFERENCE_DEPTH, architecture=architecture, num_kv_heads=-1)
+    reference = model_config(shape, config.vocab_size)
+    if settings.num_kv_heads > 0:
+        shared = math.gcd(settings.num_kv_heads, reference.num_heads)
+        reference = replace(reference, num_kv_heads=shared)
     return count_scaling_parameters(reference)

@@ -42,13 +42,13 @@ def validate(
         model: in whatever dtype it computes.
         batches: token ids and targets; `IGNORE_INDEX` targets do not count.
         token_bytes: bytes of each id, shape (vocab_size,), 0 for special tokens.
-        world: ranks that share the work.
+        dist: ranks that share the work.
     """
     # Nats of tokens that have bytes, nats of all, tokens, bytes.
     sums = torch.zeros(4, dtype=torch.float64)
     for inputs_BT, targets_BT in _share(batches, dist):
         targets = targets_BT.to(model.device)
-        losses = model.loss(inputs_BT.to(model.device), targets, reduction="none").cpu().double()
+        losses = model.loss(inputs_BT.to(model.device), targets).cpu().double()
         counted = targets_BT != IGNORE_INDEX
         sizes = token_bytes[targets_BT.clamp(min=0)] * counted
         sums += torch.stack([(losses * (sizes > 0)).sum(), losses.sum(), counted.sum(), sizes.sum()])

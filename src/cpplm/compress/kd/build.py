@@ -144,11 +144,7 @@ class _Builder:
         self._storage, self._manifest, self._teacher, self._device = storage, manifest, teacher, device
 
     def write(
-        self,
-        training: TrainSettings,
-        tokenizer: Any,
-        shards: tuple[CacheShard, ...],
-        state: LoaderState,
+        self, training: TrainSettings, tokenizer: Any, shards: tuple[CacheShard, ...], state: LoaderState
     ) -> tuple[CacheShard, ...]:
         """Write the shards that are not there yet; all of them."""
         manifest, written = self._manifest, sum(shard.rows for shard in shards)

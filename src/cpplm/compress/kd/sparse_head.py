@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cpplm.model.kernels.chunked_loss import accumulate
 from cpplm.model.kernels.registry import accum_dtype
 
 # Bytes of one tensor of a chunk; there are two at a time in `rest_logsumexp`. GPUs want larger products.
@@ -191,11 +192,7 @@ class HeadGradients:
         head_UC = head.head_VC[: head.vocab_size].to(hidden_RC.dtype)
         torch.mm(of_products_RU, head_UC, out=self._of_hidden_NC[chunk])
         if self._of_head_VC is not None:
-            sum_UC = self._of_head_VC[: head.vocab_size]
-            if sum_UC.dtype == hidden_RC.dtype:
-                sum_UC.addmm_(of_products_RU.T, hidden_RC)
-            else:
-                sum_UC += of_products_RU.T @ hidden_RC
+            accumulate(self._of_head_VC[: head.vocab_size], of_products_RU.T, hidden_RC)
 
     def results(self) -> tuple[Tensor, Tensor | None]:
         """Both, in the dtypes of what they are gradients of."""

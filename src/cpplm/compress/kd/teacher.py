@@ -51,9 +51,12 @@ def find_teacher(location: str) -> Teacher:
     Raises:
         UserError: it is not there.
     """
-    if is_hf_folder(location):
-        return hf_teacher(location)
-    return checkpoint_teacher(open_parent(location))
+    if not is_hf_folder(location):
+        return checkpoint_teacher(open_parent(location))
+    source = HfFolder(location)
+    tokenizer = document_tokenizer(source)
+    load = partial(_load_hf, source, tokenizer.vocab_size)
+    return Teacher(source.record()["manifest"], tokenizer, source.row_length(-1), {}, load)
 
 
 def checkpoint_teacher(source: Checkpoint) -> Teacher:
@@ -93,18 +96,6 @@ def states_of(model: Transformer, *, compiling: bool) -> States:
     return lambda ids_BT, documents_BT: fast(
         ids_BT, documents_BT, model.embed_ngrams(ids_BT, None, documents_BT)
     )
-
-
-def hf_teacher(location: str) -> Teacher:
-    """A model of the transformers library.
-
-    Raises:
-        UserError: there is none.
-    """
-    source = HfFolder(location)
-    tokenizer = document_tokenizer(source)
-    load = partial(_load_hf, source, tokenizer.vocab_size)
-    return Teacher(source.record()["manifest"], tokenizer, source.row_length(-1), {}, load)
 
 
 def _load_hf(

@@ -43,15 +43,8 @@ def dense_attention(
 ) -> Array:
     """Causal attention by two products and a softmax in float32, whatever the dtype of its inputs.
 
-    Args:
-        query_BTHD: queries.
-        key_BTGD: keys, G dividing H.
-        value_BTGD: values.
-        window: earlier tokens visible besides the token itself; None for all.
-        document_ids: the document of each token, integers BT; a token sees its own document only.
-
-    Returns:
-        The mixed values, BTHD, in the dtype of the queries. Memory: B * H * T * T scores.
+    Arguments and result are those of `cpplm.model.kernels.attention.attention`, here with all tokens as
+    queries and the positions before the heads. Memory: B * H * T * T scores.
     """
     batch, length, heads, width = query_BTHD.shape
     groups = key_BTGD.shape[2]

@@ -206,11 +206,7 @@ def _flex(query_BHTD: Tensor, key_BGSD: Tensor, value_BGSD: Tensor, seen: Visibi
     if not already:
         run = _compiled_flex()
     return run(
-        query_BHTD,
-        key_BGSD,
-        value_BGSD,
-        block_mask=blocks,
-        enable_gqa=query_BHTD.size(1) != key_BGSD.size(1),
+        query_BHTD, key_BGSD, value_BGSD, block_mask=blocks, enable_gqa=query_BHTD.size(1) != key_BGSD.size(1)
     )
 
 

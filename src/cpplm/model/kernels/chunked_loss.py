@@ -187,7 +187,7 @@ def _chunks(
             of_product_MU.scatter_(1, target_M1, of_target_M1.to(of_product_MU.dtype))
             torch.mm(of_product_MU, used_weight, out=of_hidden[chunk])
             if not frozen:
-                _accumulate(of_weight[:vocab_size], of_product_MU.T, hidden[chunk])
+                accumulate(of_weight[:vocab_size], of_product_MU.T, hidden[chunk])
         losses[chunk] = torch.where(counted_M, (total_M1.log() - own_M1).squeeze(1), 0.0)
     return losses, of_hidden, of_weight.to(weight.dtype)
 
@@ -235,7 +235,7 @@ def _sum_of_exponentials(product_MU: Tensor, softcap: float) -> Tensor:
     return capped_MU.mul_(softcap).exp_().sum(1)
 
 
-def _accumulate(sum_UC: Tensor, left_UM: Tensor, right_MC: Tensor) -> None:
+def accumulate(sum_UC: Tensor, left_UM: Tensor, right_MC: Tensor) -> None:
     """Add a matrix product; the sum is float32 or better, the product in the dtype of its factors."""
     if sum_UC.dtype == right_MC.dtype:
         sum_UC.addmm_(left_UM, right_MC)

@@ -30,7 +30,7 @@ from cpplm.model.quantized.rounding import (
 
 LATENT, CODES, SCALES = "latent_weight", "codes", "scales"
 LOW_RANK = ("scale_left", "scale_right", "rank_magnitude")
-"""Tensors of scales of a rank: unit vectors OR and RG, and how much each counts, R."""
+"""Tensors of scales of a rank: vectors OR and RG, of length 1 at the start, and how much each counts, R."""
 
 
 def plain_name(name: str) -> str:

@@ -26,7 +26,7 @@ from cpplm.model.quantized.layers import (
     in_blocks,
 )
 from cpplm.model.quantized.recipe import WeightFormat
-from cpplm.model.quantized.rounding import TINY, grouped, levels_table, nearest_codes, nonzero_scales
+from cpplm.model.quantized.rounding import TINY, levels_table, nearest_codes, nonzero_scales
 
 PACKED, VERSION = "packed", 1
 
@@ -42,11 +42,8 @@ class QuantizedWeight:
     def dequantize(self) -> Tensor:
         """The weight in float32."""
         table, size = levels_table(self.format.codebook), self.format.group_size
-        if self.scales.dim() == 2:
-            levels_OI = table[self.codes.long()]
-            return (grouped(levels_OI, size) * self.scales.unsqueeze(-1)).flatten(1)
         levels_BN = in_blocks(table[self.codes.long()], size)
-        return (levels_BN * self.scales.unsqueeze(-1)).flatten()[: self.codes.numel()].view(self.codes.shape)
+        return (levels_BN * self.scales.reshape(-1, 1)).flatten()[: self.codes.numel()].view_as(self.codes)
 
 
 def pack_codes(codes: Tensor, bits: int) -> Tensor:
@@ -160,9 +157,8 @@ def _read(
         scales = ((left_OR * magnitude_R) @ right_RG).clamp(min=TINY)
     if f"{name}.{LATENT}" in tensors:
         latent = tensors[f"{name}.{LATENT}"]
-        is_flat = scales.dim() == 1
-        values = (in_blocks if is_flat else grouped)(latent, weight_format.group_size)
-        codes = nearest_codes(values / nonzero_scales(scales).unsqueeze(-1), weight_format.codebook)
+        values = in_blocks(latent, weight_format.group_size) / nonzero_scales(scales).reshape(-1, 1)
+        codes = nearest_codes(values, weight_format.codebook)
         codes = codes.flatten()[: latent.numel()]
     elif f"{name}.{CODES}" in tensors:
         codes = tensors[f"{name}.{CODES}"]

@@ -112,10 +112,7 @@ class CheckpointWriter:
         self._failure = None
         if shard is not None and shard.process > 0:
             return  # the first process commits, and does the rest
-        seconds = {
-            "copy_seconds": round(copying, 4),
-            "write_seconds": round(time.perf_counter() - begin, 4),
-        }
+        seconds = {"copy_seconds": round(copying, 4), "write_seconds": round(time.perf_counter() - begin, 4)}
         self._events.put(("checkpoint", {"step": step, "path": saved.path(), "bytes": saved.size, **seconds}))
         if self._uploader is not None:
             self._uploader.add(step)

@@ -132,11 +132,9 @@ class Checkpoint:
             UserError: the record names a stage that is not known.
         """
         record = "imported.json" if "imported.json" in self.files else "settings.json"
-        found = self.json(record).get("stage", "base") if record in self.files else "base"
-        stages: tuple[Stage, ...] = get_args(Stage)
-        for stage in stages:
-            if stage == found:
-                return stage
+        found: Any = self.json(record).get("stage", "base") if record in self.files else "base"
+        if found in get_args(Stage):
+            return found
         raise UserError(f"{self.path(record)}: unknown stage {found!r}", fix="Read it with a newer cpplm.")
 
     @property

@@ -14,7 +14,7 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 from cpplm.train.checkpoint.format import Checkpoint, open_run
 from cpplm.train.settings import TrainSettings
 
-_SHAPE_SETTINGS = ("aspect_ratio", "head_dim", "num_kv_heads", "window_pattern")
+SHAPE_SETTINGS = ("aspect_ratio", "head_dim", "num_kv_heads", "window_pattern")
 
 
 def open_parent(init_from: str) -> Checkpoint:
@@ -71,7 +71,7 @@ def _refuse_another_model(settings: TrainSettings, parent: Checkpoint) -> None:
     """Refuse settings of the model that are neither left out nor those of the parent."""
     recorded = parent.json("settings.json") if "settings.json" in parent.files else {}
     then, now = flatten(recorded), flatten(to_dict(settings))
-    default = {name: getattr(TrainSettings, name) for name in _SHAPE_SETTINGS}
+    default = {name: getattr(TrainSettings, name) for name in SHAPE_SETTINGS}
     default |= flatten({"architecture": to_dict(ArchitectureSettings())})
     del default["architecture.rope_base"]  # it may change
     for path, value in default.items():

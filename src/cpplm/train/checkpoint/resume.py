@@ -25,21 +25,14 @@ from cpplm.train.checkpoint.format import (
     open_checkpoint,
     step_folder,
 )
+from cpplm.train.checkpoint.parent import SHAPE_SETTINGS
 from cpplm.train.checkpoint.save import copy_checkpoint, delete_files
 from cpplm.train.distributed import DistContext
 from cpplm.train.settings import TrainSettings
 from cpplm.train.trainer import TrainState
 
 # A continued run must agree in these and in the model; the other settings may change between sessions.
-MODEL_SETTINGS = (
-    "depth",
-    "aspect_ratio",
-    "head_dim",
-    "num_kv_heads",
-    "max_seq_len",
-    "window_pattern",
-    "architecture",
-)
+MODEL_SETTINGS = ("depth", *SHAPE_SETTINGS, "max_seq_len", "architecture")
 FIXED_SETTINGS = ("total_batch_size", "seed", "fim", "lora")
 
 

@@ -50,12 +50,7 @@ class Uploader:
     """
 
     def __init__(
-        self,
-        local: Storage,
-        remote: Storage,
-        retention: RetentionPolicy,
-        *,
-        missing: Sequence[int] = (),
+        self, local: Storage, remote: Storage, retention: RetentionPolicy, *, missing: Sequence[int] = ()
     ) -> None:
         """Begin.
 

@@ -12,9 +12,9 @@ from typing import Any
 from cpplm.core.errors import UserError
 from cpplm.core.run_log import LOG
 from cpplm.core.storage import Storage
-from cpplm.core.text import short_number
+from cpplm.core.text import duration, short_number
 from cpplm.train.report.curves import average_series, chart, series, smooth
-from cpplm.train.report.html import duration, render_page
+from cpplm.train.report.html import render_page
 from cpplm.train.report.log_reader import Axis, RunHistory, defaults, headline_figures
 
 _NOT_COMPARED = frozenset({"out", "run_name", "wandb_project", "tensorboard"})

@@ -19,7 +19,7 @@ from cpplm import __version__
 from cpplm.core.html_page import render
 from cpplm.core.settings import flatten
 from cpplm.core.storage import Storage
-from cpplm.core.text import short_number
+from cpplm.core.text import duration, short_number
 from cpplm.train.checkpoint.format import step_folder as checkpoint_folder
 from cpplm.train.memory_log import MEMORY_PARTS
 from cpplm.train.report.curves import run_charts
@@ -233,14 +233,7 @@ def _local_time(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
-def duration(seconds: float) -> str:
-    """Seconds, minutes or hours."""
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
 def render_page(template: str, page: dict[str, Any]) -> str:
     """A page as HTML; its policy allows the scripts that carry the nonce."""
-    stamp = {"version": __version__, "now": time.time(), "nonce": secrets.token_hex(16)}
+    stamp: dict[str, Any] = {"version": __version__, "now": time.time(), "nonce": secrets.token_hex(16)}
     return render("cpplm.train.report", template, {"local_time": _local_time}, page=page, **stamp)

@@ -18,10 +18,10 @@ from typing import Any, Literal
 from cpplm.core.errors import UserError
 from cpplm.core.heartbeat import HEARTBEAT
 from cpplm.core.run_log import LOG
-from cpplm.core.text import short_number
+from cpplm.core.text import duration, short_number
 from cpplm.train.report.compare import compare, comparison_charts, find_runs
 from cpplm.train.report.curves import run_charts
-from cpplm.train.report.html import duration, headline_tiles, session_mark
+from cpplm.train.report.html import headline_tiles, session_mark
 from cpplm.train.report.log_reader import headline_figures, is_held, run_name
 from cpplm.train.report.log_tail import LogTail, ThinnedHistory
 

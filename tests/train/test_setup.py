@@ -7,26 +7,35 @@ import torch
 
 from cpplm.core.errors import UserError
 from cpplm.model.config import ModelConfig
-from cpplm.model.kernels.selection import select_training_kernels
 from cpplm.model.settings import KernelSettings
+from cpplm.train.settings import TrainSettings
+from cpplm.train.setup import choose_kernels
 from tests.model.features import SPARSE
 
 CONFIG = ModelConfig.seed(4, vocab_size=256, head_dim=64)
-CPU = {"device": torch.device("cpu"), "dtype": torch.float32, "compiling": True}
+CPU = torch.device("cpu")
 
 
-def test_what_auto_takes() -> None:
-    found = select_training_kernels(CONFIG, KernelSettings(), **CPU)
+@pytest.fixture
+def settings(settings: TrainSettings, monkeypatch: pytest.MonkeyPatch) -> TrainSettings:
+    monkeypatch.setattr("cpplm.train.setup.can_compile", lambda device: True)
+    return dataclasses.replace(settings, no_compile=False)
+
+
+def test_what_auto_takes(settings: TrainSettings) -> None:
+    found = choose_kernels(settings, CONFIG, CPU)
     assert found == {"loss": "chunked", "windowed attention": "chunked", "attention": "sdpa"}
-    apart = select_training_kernels(CONFIG, KernelSettings(), **CPU, documents=True)
+    data = dataclasses.replace(settings.data, document_mask=True)
+    apart = choose_kernels(dataclasses.replace(settings, data=data), CONFIG, CPU)
     assert apart == found | {"attention": "chunked"}
     sparse = dataclasses.replace(CONFIG, dsa=dataclasses.replace(SPARSE, start_layer=0))
-    assert set(select_training_kernels(sparse, KernelSettings(), **CPU)) == {"loss", "sparse attention"}
+    assert set(choose_kernels(settings, sparse, CPU)) == {"loss", "sparse attention"}
 
 
 @pytest.mark.parametrize("name", ["sdpa", "chunked"])
-def test_what_was_named(name: str) -> None:
-    found = select_training_kernels(CONFIG, KernelSettings(attention=name, kernel="native"), **CPU)
+def test_what_was_named(settings: TrainSettings, name: str) -> None:
+    settings = dataclasses.replace(settings, kernels=KernelSettings(attention=name, kernel="native"))
+    found = choose_kernels(settings, CONFIG, CPU)
     assert found == {"loss": "native", "windowed attention": name, "attention": name}
 
 
@@ -41,6 +50,6 @@ def test_what_was_named(name: str) -> None:
         (KernelSettings(kernel="cce"), r"'cce' needs a cuda device.* What works here: auto, chunked, native"),
     ],
 )
-def test_what_cannot_be_had(kernels: KernelSettings, message: str) -> None:
+def test_what_cannot_be_had(settings: TrainSettings, kernels: KernelSettings, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        select_training_kernels(CONFIG, kernels, **CPU)
+        choose_kernels(dataclasses.replace(settings, kernels=kernels), CONFIG, CPU)
