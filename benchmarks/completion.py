@@ -14,8 +14,8 @@ the text behind it (2,000), and what reads projects the other files.
     lines          what `cpplm.generate.project.line_retrieval` finds in the project
     RUN            greedy: with the suffix where the run was trained to fill in; `plain` without it
     RUN +project   with text of the project in front, too (docs/fill-in-the-middle.md)
-    RUN +project +lines  lines of the project where they are right with probability 0.2 or more, or likelier
-                   than what the model writes; else as RUN +project
+    RUN +project +lines  lines of the project where they are right with probability 0.2 or more, or what the model
+                   writes is not four times as likely; else as RUN +project
 
 `answered at 0.2` is the share of single lines for which `lines` has one of that probability or more, `right
 at 0.2` how many of these are exactly right. `--fit` prints the weights of `lines`, by the likelihood of what
@@ -27,6 +27,7 @@ more; `keys` the share of typed characters saved by accepting, at one key each, 
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 import time
@@ -56,10 +57,16 @@ from cpplm.evaluate.texts import Text, read_texts
 from cpplm.generate.project.context import ProjectContext
 from cpplm.generate.project.files import ProjectFile
 from cpplm.generate.project.line_retrieval import RetrievedLines, retrieve_candidates, retrieve_lines
-from cpplm.generate.settings import DEFAULT_PROJECT_LINES, ModelSource, SamplingSettings
+from cpplm.generate.settings import (
+    DEFAULT_PROJECT_LINES,
+    MODEL_ADVANTAGE,
+    ModelSource,
+    SamplingSettings,
+    SchedulerLimits,
+)
 
 VISIBLE = (4000, 2000)
-LATENCY_TOKENS, LATENCY_HOLES = 16, 60
+LATENCY_TOKENS, LATENCY_HOLES, ROWS = 16, 60, 16
 _WORDS = re.compile(r"[^\W\d]\w*")
 Contender = Callable[[FimHole], str]
 Row = tuple[str, dict[str, Any]]
@@ -129,15 +136,26 @@ def fit_weights(held_out: HeldOut) -> list[float]:
     return [round(weight, 2) for weight in weights.tolist()]
 
 
-def generate(model: CheckpointModel, requests: Sequence[CodePrompt], kinds: Sequence[str]) -> list[str]:
-    """Greedy answers, single lines ended at their line break."""
-    answers = [""] * len(requests)
+def generate(
+    model: CheckpointModel, requests: Sequence[CodePrompt], kinds: Sequence[str]
+) -> list[tuple[str, float]]:
+    """Greedy answers, single lines ended at their line break, each with the probability of its tokens."""
+    answers = [("", 0.0)] * len(requests)
+    settings = SamplingSettings(max_new_tokens=NEW_TOKENS, temperature=0.0)
     for is_single in (True, False):
         chosen = [number for number, kind in enumerate(kinds) if (kind == "single") == is_single]
         stop = (lambda text: "\n" in text) if is_single else None
-        sampling = SamplingSettings(max_new_tokens=NEW_TOKENS, temperature=0.0)
-        for place, (completion, *_) in model.generate([requests[n] for n in chosen], sampling, stop=stop):
-            answers[chosen[place]] = completion.text
+        prompts = (
+            model.engine.request(
+                requests[number].prefix, requests[number].suffix if model.supports_fim else None,
+                spm=model.fim_order == "spm", settings=settings, stop=stop, logprobs=0,
+            )
+            for number in chosen
+        )  # fmt: skip
+        for each in model.engine.complete_many(prompts, SchedulerLimits(max_batch=ROWS)):
+            for completion in each.completions:
+                probability = math.exp(sum(token.logprob for token in completion.logprobs))
+                answers[chosen[each.number]] = completion.text, probability
     return answers
 
 
@@ -185,7 +203,7 @@ def latency(model: CheckpointModel, holes: Sequence[FimHole]) -> dict[str, float
 
 def of_model(run: str, held_out: HeldOut, folder: Path, lines: ProjectLines) -> Iterator[Row]:
     """The figures of a run in each way that it can be asked."""
-    model = CheckpointModel.load(ModelSource(run), rows=16)
+    model = CheckpointModel.load(ModelSource(run), rows=ROWS)
     holes, kinds = held_out.holes, [hole.kind for hole in held_out.holes]
     list(model.generate([model.fit(holes[0].request, 8)], SamplingSettings(max_new_tokens=8)))  # warm
     trained = model.supports_fim
@@ -203,28 +221,21 @@ def of_model(run: str, held_out: HeldOut, folder: Path, lines: ProjectLines) -> 
         answers = generate(model, fitted, kinds)
         yield (
             f"{run} {way}".strip(),
-            score(held_out, answers, bits) | (latency(model, holes) if not way else {}),
+            score(held_out, [text for text, _ in answers], bits) | (latency(model, holes) if not way else {}),
         )
         if way == "+project":
-            both = likelier(model, fitted, answers, [lines.retrieve(hole) for hole in holes], kinds)
+            both = likelier(answers, [lines.retrieve(hole) for hole in holes])
             yield f"{run} +project +lines", score(held_out, both, [None] * len(holes))
     model.supports_fim = trained
 
 
-def likelier(
-    model: CheckpointModel, requests: Sequence[CodePrompt], answers: Sequence[str],
-    retrieved: Sequence[RetrievedLines], kinds: Sequence[str],
-) -> list[str]:  # fmt: skip
+def likelier(answers: Sequence[tuple[str, float]], retrieved: Sequence[RetrievedLines]) -> list[str]:
     """What `serve --project` shows: lines of the project, or what the model writes where it is likelier."""
-    written = [
-        first_line(text) if kind == "single" else text for text, kind in zip(answers, kinds, strict=True)
-    ]
-    bits = model.score_middles(requests, written)
     return [
         lines.text
-        if lines.text and lines.probability >= min(DEFAULT_PROJECT_LINES, 2 ** -(each or 0.0))
-        else answer
-        for lines, answer, each in zip(retrieved, written, bits, strict=True)
+        if lines.text and lines.probability >= min(DEFAULT_PROJECT_LINES, probability / MODEL_ADVANTAGE)
+        else text
+        for lines, (text, probability) in zip(retrieved, answers, strict=True)
     ]
 
 

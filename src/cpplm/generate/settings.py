@@ -17,11 +17,7 @@ CURSOR = "<|cursor|>"
 
 
 def require_at_least(settings: object, **minimums: float) -> None:
-    """Check that settings are finite numbers and none is below its minimum.
-
-    Raises:
-        UserError: one is.
-    """
+    """Check that settings are finite numbers and none is below its minimum, else UserError."""
     for name, minimum in minimums.items():
         value = getattr(settings, name)
         if not minimum <= value < math.inf:
@@ -176,6 +172,9 @@ class FormSettings:
 
 
 DEFAULT_PROJECT_LINES = 0.2
+MODEL_ADVANTAGE = 4.0
+"""What a model writes is preferred to lines of the project where it is this many times as likely: models are too
+sure of what they write (LOG.md, 2026-11-29)."""
 
 
 @dataclass(frozen=True)
@@ -188,8 +187,8 @@ class ProjectSettings:
     that file in the prompt."""
     project_lines: float = DEFAULT_PROJECT_LINES
     """Lines copied from the project, names replaced, are the answer where their estimated probability of
-    being exactly right is at least this (the model is not run) or is above that of the model's own text
-    (1 = never copy)."""
+    being exactly right is at least this (the model is not run), or unless the model's own text is four times
+    as likely (1 = never copy)."""
 
     def __post_init__(self) -> None:
         if not 0 < self.project_lines <= 1:

@@ -25,7 +25,7 @@ from cpplm.generate.project.context import ContextSource, ProjectContext, trunca
 from cpplm.generate.project.line_retrieval import RetrievedLines
 from cpplm.generate.scheduler import TokenEvent
 from cpplm.generate.sequence import CompletionOutput, GenerationRequest
-from cpplm.generate.settings import SamplingSettings
+from cpplm.generate.settings import MODEL_ADVANTAGE, SamplingSettings
 from cpplm.generate.truncation import fit_prompt, token_ends
 from cpplm.serve.api.llama_cpp import generation_settings
 from cpplm.serve.errors import response_docs
@@ -239,9 +239,9 @@ async def _likelier(
     written: DeltaStream, lines: RetrievedLines, settings: SamplingSettings, stop: InfillStop,
     progress: InfillProgress,
 ) -> DeltaStream:  # fmt: skip
-    """Yield what the model wrote, or lines of the project if they are likelier than all of that."""
+    """Yield what the model wrote, or lines of the project unless that is `MODEL_ADVANTAGE` times as likely."""
     deltas = [delta async for delta in written]
-    if lines.probability > math.exp(progress.logprob):
+    if lines.probability * MODEL_ADVANTAGE > math.exp(progress.logprob):
         written = _retrieved(lines, settings, stop, progress)
         deltas = [delta async for delta in written]
     for delta in deltas:
