@@ -14,8 +14,8 @@ the text behind it (2,000), and what reads projects the other files.
     lines          what `cpplm.generate.project.line_retrieval` finds in the project
     RUN            greedy: with the suffix where the run was trained to fill in; `plain` without it
     RUN +project   with text of the project in front, too (docs/fill-in-the-middle.md)
-    RUN +project +lines  lines of the project where they are right with probability 0.2 or more, or what the model
-                   writes is not four times as likely; else as RUN +project
+    RUN +project +lines  lines of the project where they are right with probability 0.2 or more, or what the
+                   model writes is not four times as likely; else as RUN +project
 
 `answered at 0.2` is the share of single lines for which `lines` has one of that probability or more, `right
 at 0.2` how many of these are exactly right. `--fit` prints the weights of `lines`, by the likelihood of what

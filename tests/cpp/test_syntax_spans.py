@@ -6,7 +6,7 @@ import tree_sitter_cpp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpplm.core.spans import MAX_BYTES, MIN_BYTES, SpanKind, pack_spans, read_spans
+from cpplm.core.spans import MAX_BYTES, MIN_BYTES, SpanKind, pack_spans, unpack_spans
 from cpplm.cpp.parser import grammar
 from cpplm.cpp.syntax_spans import find_spans, join_spans
 from tests.corpus.parsed import Parsed, only, parsed
@@ -230,9 +230,9 @@ def test_joining_shifts_every_piece_to_its_place():
     document = b"namespace n {\n\n" + first.text + b"\n" + second.text + b"\n}\n"
     places = [document.index(piece.text) for piece in (first, second)]
     joined = join_spans([(second.spans, places[1]), (first.spans, places[0])])
-    read = read_spans({"spans": pack_spans(joined)})
+    read = unpack_spans(pack_spans(joined)).tolist()
     assert len(read) == len(first.triples()) + len(second.triples())
     wanted = [piece.text[s:e] for piece in (first, second) for s, e, _ in piece.triples()]
-    assert sorted(document[span.start : span.end] for span in read) == sorted(wanted)
-    assert [span.start for span in read] == sorted(span.start for span in read)
+    assert sorted(document[start:end] for start, end, _ in read) == sorted(wanted)
+    assert [start for start, *_ in read] == sorted(start for start, *_ in read)
     assert pack_spans(join_spans([])) == b""

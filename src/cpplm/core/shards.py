@@ -194,9 +194,10 @@ class ShardReader:
                 why = f"it has {sizes[shard.name]:,} bytes, not {shard.file_bytes:,}"
                 raise _damaged(self.storage, shard, why)
 
-    def shards(self, split: Split) -> list[Shard]:
-        """The shards of a split, in order."""
-        return [shard for shard in self._shards if shard.split == split]
+    def shards(self, split: Split | None = None) -> list[Shard]:
+        """The shards of a split, or of all, one split after the other, in order."""
+        splits = SPLITS if split is None else (split,)
+        return [shard for each in splits for shard in self._shards if shard.split == each]
 
     def num_train_shards(self) -> int | None:
         """Number of training shards; None as long as it is not known, in a set that still grows."""

@@ -19,10 +19,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -55,7 +55,7 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 
 UNPACKED, CONFIGURED = "_jsonl", "_configured"
 # Raised when the documents made from the same input, or their columns, change.
-_FORMAT = 21
+_FORMAT = 22
 
 
 def build(settings: CorpusSettings) -> dict[str, Any]:
@@ -117,8 +117,7 @@ def datatrove_pipeline(settings: CorpusSettings) -> list[datatrove_executor.Buil
     return [datatrove_executor.BuildStep(jobs, max(1, settings.workers))]
 
 
-@dataclass(frozen=True)
-class _PreparedBuild:
+class _PreparedBuild(NamedTuple):
     """The projects that are not in the corpus yet, the corpus that they are added to, the files of both."""
 
     identity: dict[str, Any]
@@ -157,7 +156,8 @@ def _prepare(
         _compare(storage, earlier.manifest, identity, projects, digests, append=settings.append)
         projects = [item for item in projects if item.project.name not in finished]
     if settings.configure:
-        _configure([item for item in projects if item.project not in unpacked], settings, headers)
+        made_of_records = frozenset(unpacked)
+        _configure([each for each in projects if each.project not in made_of_records], settings, headers)
     plan = BuildPlan(
         settings.budget,
         settings.tokenizer,

@@ -39,7 +39,7 @@ def discover(
         if times > 1:
             raise UserError(f"{times} projects are named {name}", fix="Rename one, or leave it out.")
     plans = {project.name: plan_semantics(settings, project) for project in projects}
-    rules = file_rules(settings)
+    rules, records = file_rules(settings), frozenset(unpacked)
     record_rules = replace(rules, keep_ignored=True)  # unpacked, they are in no repository
     curation = CurationRules(
         load_problems(settings.decontaminate),
@@ -49,13 +49,13 @@ def discover(
     discovered = [
         DiscoveredProject(
             project,
-            *find_files(project, record_rules if project in unpacked else rules),
+            *find_files(project, record_rules if project in records else rules),
             semantic=plans[project.name],
             defaults=build_defaults(project.roots),
         )
         for project in projects
     ]
-    _check_not_empty(settings, discovered, unpacked)
+    _check_not_empty(settings, discovered, records)
     new = [item for item in discovered if item.project.name not in finished]
     if settings.worker_count > 1 and sum(file.size for item in new for file in item.files) > _MUCH_SOURCE:
         with worker_pool(settings.worker_count) as pool:
@@ -66,7 +66,7 @@ def discover(
 
 
 def _check_not_empty(
-    settings: CorpusSettings, discovered: list[DiscoveredProject], unpacked: list[Project]
+    settings: CorpusSettings, discovered: list[DiscoveredProject], records: frozenset[Project]
 ) -> None:
     """Count the projects of `--projects_dir` that have no C++ files.
 
@@ -77,7 +77,7 @@ def _check_not_empty(
     folders = subfolders(settings.projects_dir) if settings.projects_dir is not None else []
     unnamed = {path.resolve() for path in folders}
     for item in empty:
-        if item.project in unpacked:
+        if item.project in records:
             continue
         if item.project.roots[0] in unnamed and len(empty) < len(discovered):
             item.skips.add("project without C or C++ files", ".")

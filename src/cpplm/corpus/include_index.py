@@ -29,9 +29,6 @@ class IncludeIndex:
         for name in self._names:
             self._by_base[posixpath.basename(name)].append(name)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._names
-
     def beside(self, includer: str, target: str) -> str | None:
         """The file that an include in quotes names by its place beside the file that includes it."""
         path = posixpath.normpath(posixpath.join(posixpath.dirname(includer), target))

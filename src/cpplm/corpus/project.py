@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cpplm.core.workers import batched_by_size
 from cpplm.corpus.clang.semantics import Outcomes, SemanticPlan, UnitParser, semantic_figures
@@ -76,11 +76,8 @@ class DiscoveredProject(ScannedProject):
     @property
     def digest(self) -> str:
         """Changes with the name or content of any file, with how names are resolved, and with the build."""
-        return (
-            content_digest(self.files)
-            + (self.semantic.digest if self.semantic else "")
-            + self.defaults.digest
-        )
+        semantic = self.semantic.digest if self.semantic else ""
+        return content_digest(self.files) + semantic + self.defaults.digest
 
 
 @dataclass(frozen=True)
@@ -126,8 +123,7 @@ def _scan_batch(files: list[SourceFile]) -> list[tuple[Scan, bool]]:
     return [(scan(file), is_utf8(file.path.read_bytes())) for file in files]
 
 
-@dataclass(frozen=True)
-class _BatchResult:
+class _BatchResult(NamedTuple):
     """Rows of a batch of units, the function definitions in their files, their bytes, what libclang read."""
 
     rows: list[dict[str, Any]]
@@ -173,8 +169,8 @@ def _shorter_options(options: SliceOptions) -> list[SliceOptions]:
     """Options to build units with that repeat too much, in the order to try them."""
     if options.mode == "file":
         return []
-    plain = replace(options, mode="compilable")
-    return [*([plain] if plain != options else []), replace(plain, apart=True)]
+    modes: tuple[Mode, ...] = ("file",) if options.mode == "compilable" else ("compilable", "file")
+    return [replace(options, mode=mode) for mode in modes]
 
 
 def _repetitive_units(
@@ -221,11 +217,7 @@ def build_project(
 ) -> Iterator[tuple[list[dict[str, Any]], int]]:
     """Rows of a project in unit order, with the source bytes that each batch covers.
 
-    Args:
-        project: the project.
-        plan: what decides the documents.
-        run: how to map over batches.
-        figures: filled in with the project's figures as the rows are drawn.
+    `figures` is filled in with the project's figures as the rows are drawn.
     """
     scans, converted = _scan_files(project, run)
     index = unread_index(project, scans)
@@ -237,7 +229,7 @@ def build_project(
     tally = _ProjectCounts()
     for built in run(_build_batch, [(context, batch, plan) for batch in batches]):
         yield tally.fresh_rows(built), built.size
-    shared, counted = tally.lines.bytes()  # of a sample of the lines
+    shared, counted = tally.lines.shared_and_counted_bytes()  # of a sample of the lines
     figures.update(
         files=len(own),
         source_bytes=project.size,

@@ -75,8 +75,6 @@ def make_jobs(
 
     Args:
         location: of the corpus; where jobs run on other machines, these see it under the same name.
-        projects: the projects.
-        plan: what decides their documents.
         identity: the settings, to compare builds; how documents are split decides none.
     """
     decisive = sorted((name, value) for name, value in identity.items() if not name.startswith("val_"))
@@ -93,20 +91,14 @@ def make_jobs(
 
 def missing_jobs(storage: Storage, jobs: list[ProjectJob]) -> list[ProjectJob]:
     """The jobs that are not done; parts of anything else are deleted."""
-    existing = [name for name in storage.list_names(PARTS) if name.count("/") == 1]
+    existing = {name for name in storage.list_names(PARTS) if name.count("/") == 1}
     keys = {job.key for job in jobs}
     storage.delete([name for name in existing if name.split("/")[1][:32] not in keys])
     return [job for job in jobs if job.record not in existing]
 
 
 def run_project_jobs(jobs: list[ProjectJob], workers: int, report: Callable[[float], object]) -> None:
-    """Build in this process, or in `workers` of them.
-
-    Args:
-        jobs: what to build.
-        workers: number of processes.
-        report: hears how many bytes of source are done.
-    """
+    """Build in this process, or in `workers` of them; `report` hears how many bytes of source are done."""
     if workers == 1 or sum(job.cost for job in jobs) < 2 * _SMALL_PROJECT:
         for job in jobs:
             write_parts(job, report=report)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -43,8 +43,7 @@ SplitGroup = tuple[str, str]
 Bucket = tuple[Split, int]
 
 
-@dataclass(frozen=True)
-class _Assignment:
+class _Assignment(NamedTuple):
     """The groups (projects, or units of one) that are held out, and the number of shards of each split."""
 
     by: str
@@ -117,7 +116,7 @@ def _first_number(earlier: ShardReader | None) -> int:
     """The first number that no shard of `earlier` has."""
     if earlier is None:
         return 0
-    names = [shard.name for split in SPLITS for shard in earlier.shards(split)]
+    names = [shard.name for shard in earlier.shards()]
     return 1 + max(int(name.removesuffix(".parquet").split("_")[1]) for name in names)
 
 
@@ -180,9 +179,9 @@ def _rows(
     storage: Storage, parts: list[str], assignment: _Assignment, earlier: ShardReader | None
 ) -> Iterator[tuple[pa.Table, list[Split]]]:
     """Every row with its split: those of the earlier corpus, then the new ones."""
-    for split in SPLITS:
-        for shard in earlier.shards(split) if earlier else ():
-            yield earlier.table(shard), [split] * shard.documents  # type: ignore[union-attr]
+    if earlier is not None:
+        for shard in earlier.shards():
+            yield earlier.table(shard), [shard.split] * shard.documents
     for name in parts:
         table = read_table(storage, name)
         groups = zip(table["project"].to_pylist(), table["unit"].to_pylist(), strict=True)

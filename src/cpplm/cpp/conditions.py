@@ -7,6 +7,7 @@ expressions (ISO C++20 15.2) on integers.
 
 from __future__ import annotations
 
+import itertools
 import operator as operators
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -91,12 +92,19 @@ _TOKEN = re.compile(
     rb"\s*(?:(0[xX][0-9a-fA-F']+|0[bB][01']+|[0-9][0-9']*)[uUlLzZ]*|([A-Za-z_]\w*)|('(?:\\.|[^'\\])+')"
     rb"|(\|\||&&|==|!=|<=|>=|<<|>>|[-+*/%<>!~&|^?:(),])|(\S))"
 )
+
+
+def _divide(left: int, right: int) -> int:
+    """The quotient, towards zero."""
+    return abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
+
+
 _OPERATIONS: Final[dict[str, Callable[[int, int], int]]] = {
     "|": operators.or_, "^": operators.xor, "&": operators.and_, "<<": operators.lshift,
     ">>": operators.rshift, "==": operators.eq, "!=": operators.ne, "<": operators.lt, ">": operators.gt,
     "<=": operators.le, ">=": operators.ge, "+": operators.add, "-": operators.sub, "*": operators.mul,
-    "/": lambda left, right: int(left / right),
-    "%": lambda left, right: left - right * int(left / right),
+    "/": _divide,
+    "%": lambda left, right: left - right * _divide(left, right),
 }  # fmt: skip
 # What an operator before a value does, as one between two.
 _UNARY: Final = {"!": ("==", 0), "-": ("-", 0), "+": ("+", 0), "~": ("^", -1)}
@@ -112,7 +120,7 @@ IF_NOT_DEFINED = re.compile(rb"#\s*(?:ifndef\s+|if\s*!\s*defined\s*\(?\s*)\w+\s*
 _DEEPEST_EXPANSION = 12
 _LONGEST_INCLUDE = 1_000
 _WORDS = re.compile(rb"(\W+)")
-_LONGEST = 4_000
+_LONGEST = 4_000  # in tokens, and in names that are looked up
 
 
 UNKNOWN: Final = Macro(None)
@@ -199,8 +207,11 @@ class MacroState:
         if known is not None and tuple(map(self.lookup, known[0])) == known[1]:
             return known[2]
         asked: dict[bytes, Macro | None] = {}
+        count = itertools.count()
 
         def lookup(name: bytes) -> Macro | None:
+            if next(count) > _LONGEST:  # of macros that stand for nothing no tokens are left to count
+                raise ValueError("expression too long")
             return asked.setdefault(name, self.lookup(name))
 
         try:

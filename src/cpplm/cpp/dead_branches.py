@@ -44,11 +44,8 @@ def dead_branches(lexed: LexedSource, names: bytes) -> list[tuple[int, int, byte
     """Blank all but one branch of a group whose branches do not balance one by one, and prose in `#if 0`.
 
     Of `#if 0` alone none is left, nor of `#ifndef X` within `#ifdef X`, nor of what only closes what was just
-    opened: such close for editors what `extern "C" {` opens, or open it for them.
-
-    Args:
-        lexed: the file.
-        names: its code without strings and macros.
+    opened: such close for editors what `extern "C" {` opens, or open it for them. `names` is the code of the
+    file without strings and macros.
     """
     dead: list[tuple[int, int, bytes]] = []
     groups = inner_first(lexed.groups) if lexed.balanced else []

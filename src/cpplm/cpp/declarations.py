@@ -46,7 +46,6 @@ _CONSTANT = re.compile(rb"\b(?:constexpr|consteval|auto)\b")
 class ItemKind(IntEnum):
     """Kinds of items, in the order in which documents present them."""
 
-    COMMENT = 0
     INCLUDE = 1
     MACRO = 2
     PRAGMA = 3
@@ -194,8 +193,8 @@ def _name_function(item: Item, declarator: tree_sitter.Node | None, type_: bytes
     `C::operator` for a type.
     """
     prefix = type_ + b" " if type_.endswith(b"operator") else b""
-    conversion = _CONVERSION.match(prefix + (declarator.text or b"")) if declarator is not None else None
-    if conversion:
+    text = prefix + ((declarator.text if declarator is not None else None) or b"")
+    if b"operator" in text and (conversion := _CONVERSION.match(text)):
         item.qualifier = conversion.group(1)
         return
     while declarator is not None and declarator.type not in ("function_declarator", "operator_cast"):

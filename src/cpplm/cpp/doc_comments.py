@@ -63,25 +63,9 @@ class DocPair(NamedTuple):
 
 
 def find_doc_pairs(
-    functions: Iterable[FunctionNode],
-    text: bytes,
-    plain: bytes,
-    *,
-    shift: int,
-    whole: SpanPredicate | None,
+    functions: Iterable[FunctionNode], text: bytes, plain: bytes, *, shift: int, whole: SpanPredicate | None
 ) -> PackedPairs:
-    """The documented functions of a piece.
-
-    Args:
-        functions: of the piece, from `find_spans`.
-        text: the item's text: the comments before the piece, then the piece.
-        plain: the piece as it was parsed.
-        shift: length of the comments before the piece.
-        whole: from `whole_groups`.
-
-    Returns:
-        Offsets in `text`, in its order.
-    """
+    """The documented functions of a piece by offsets in `text`, in order; arguments as of `read_syntax`."""
     pairs: list[DocPair] = []
     for function in functions:
         before = code_end(plain, function.start)
@@ -190,11 +174,7 @@ def _is_rule(line: str) -> bool:
 
 
 def shift_pairs(parts: Iterable[tuple[PackedPairs, int]]) -> list[dict[str, int]]:
-    """The pairs of a document, as its row keeps them.
-
-    Args:
-        parts: for each item its pairs, and the offset of the item's text in the document, in bytes.
-    """
+    """The pairs of a document, as its row keeps them; of each item, with where its text begins, in bytes."""
     return [
         DocPair(*pair)._asdict()
         for pairs, offset in parts

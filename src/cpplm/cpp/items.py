@@ -107,12 +107,9 @@ def read_syntax(
     """Spans, documented functions and the number of functions of a parsed piece.
 
     Args:
-        root: of the tree of `plain`.
-        rules: the grammar of the tree.
         text: the comments before the piece, of length `shift`, then the piece.
         plain: the piece as it was parsed.
         whole: from `whole_groups`.
-        shift: see `text`.
     """
     spans, functions = find_spans(root, rules, shift=shift, whole=whole)
     return Syntax(spans, find_doc_pairs(functions, text, plain, shift=shift, whole=whole), len(functions))
@@ -121,9 +118,7 @@ def read_syntax(
 def share_names(items: Iterable[Item], shared: dict[Any, Any]) -> None:
     """Have one object for each name, set and stack: most of an item would be its own copies of them.
 
-    Args:
-        items: of a file.
-        shared: the names and sets of all files so far; those of these items are added.
+    `shared` are the names and sets of all files so far; those of these items are added.
     """
 
     def share_set(names: frozenset[bytes]) -> frozenset[bytes]:
@@ -250,7 +245,7 @@ def _add_syntax(
 
 
 def _code_item(item: Item, code: bytes, plain: bytes, piece: SourceSegment, rules: Grammar) -> int:
-    """Fill in kind and names; returns the length of the item when the parser stumbled over it, else 0."""
+    """Fill in kind and names; returns the number of bytes that the parser could not read."""
     if not plain.strip():  # an empty scope opened and closed by macros
         item.kind = ItemKind.FORWARD
         return 0

@@ -1,9 +1,10 @@
 """Directives, comments and strings of one C++ file, by byte offset; nothing is expanded.
 
-Three views of the file have exactly its length, so an offset found in one is good in all of them:
+Four views of the file have exactly its length, so an offset found in one is good in all of them:
 
     data   the file itself
-    names  comments, directives and the insides of strings are blank: every identifier that the code mentions
+    plain  comments and directives are blank
+    names  the insides of strings too: what is left has every identifier that the code mentions
     code   as `names`, and macros masked too: what is left balances its brackets (`macros` makes it)
 
 `#if` groups are a tree. A group is *regular* when each of its branches is a list of whole declarations; its
@@ -278,6 +279,7 @@ def _find_guard(lexed: LexedSource) -> None:
     """
     if not lexed.balanced:
         return
+    changes = [d.start for d in lexed.directives if d.keyword in (b"define", b"undef")]
     for group in lexed.groups:
         macro, condition = group.guard
         if not macro or condition:
@@ -286,11 +288,7 @@ def _find_guard(lexed: LexedSource) -> None:
             continue
         # What is defined behind it is defined by every reading; of a file of macros alone it is one of many.
         is_one_of_many = lexed.is_blank(group.start, group.end)
-        if any(
-            d.start >= group.end or (is_one_of_many and d.start < group.start)
-            for d in lexed.directives
-            if d.keyword in (b"define", b"undef")
-        ):
+        if changes and (changes[-1] >= group.end or (is_one_of_many and changes[0] < group.start)):
             continue
         define = defined_in(group, macro, lexed)
         is_around_all = lexed.is_blank(0, group.start) and lexed.is_blank(group.end, len(lexed.data))

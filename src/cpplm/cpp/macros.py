@@ -18,14 +18,7 @@ from typing import Literal
 
 from cpplm.cpp.dead_branches import CLOSE, OPEN, after_errors, dead_branches
 from cpplm.cpp.lexer import IDENTIFIER, Directive, LexedSource, blank
-from cpplm.cpp.token_pasting import (
-    Pastes,
-    chains_and_calls,
-    find_pastes,
-    numbered,
-    pasted_by_calls,
-    pasted_names,
-)
+from cpplm.cpp.token_pasting import Pastes, Template, chains_and_calls, find_pastes, numbered, pasted_by_calls
 
 # `blank_either`: with or without arguments; `struct`, `struct_end`: `EVENT_BEGIN(x) int n; EVENT_END(x)`.
 Mask = Literal[
@@ -66,7 +59,7 @@ _WELL_KNOWN: tuple[tuple[re.Pattern[bytes], Mask], ...] = (
      "blank_either"),
     (re.compile(rb"^_GL_(?:ARG_NONNULL|ATTRIBUTE_\w+)$"), "blank_either"),  # gnulib's
 )  # fmt: skip
-# Longer bodies are never specifiers or namespaces; only their last character matters.
+# Longer bodies are never specifiers or namespaces; only what they paste and their last character matter.
 _LONGEST_BODY = 300
 # In a body the macro's only argument: `int f OF((int a));` and `LIB_API(int) f(void);` declare functions.
 _ARGUMENT = b"\x03"
@@ -82,17 +75,11 @@ _NAME_OR_CALL = re.compile(rb"([A-Za-z_]\w*)(\s*\((?:[^()]|\((?:[^()]|\([^()]*\)
 _WITH_ARGUMENTS = ("blank_call", "blank_either", "open", "close", "struct", "struct_end")
 _MARKERS = {"open": OPEN, "close": CLOSE, "struct": b"struct{", "struct_end": b"};"}
 # The type, its prefix for functions, and the type that it is derived from, each a `struct _LibItemClass`.
-_GOBJECT_ARGUMENTS: tuple[tuple[tuple[bytes, ...], int], ...] = (
-    ((), 0),
-    ((), 1),
-    ((b"_",), 0),
-    ((), 4),
-    ((b"_",), 4),
-)
+_GOBJECT_ARGUMENTS: tuple[Template, ...] = ((0,), (1,), (b"_", 0), (4,), (b"_", 4))
 # GObject's: `G_DEFINE_TYPE(LibItem, lib_item, G_TYPE_OBJECT)` needs LibItemClass and declares lib_item_init.
 _LIBRARY_PASTES: Pastes = {
     b"G_" + name: frozenset(
-        (*before, number, ending) for ending in endings.split() for before, number in _GOBJECT_ARGUMENTS
+        (*argument, ending) for ending in endings.split() for argument in _GOBJECT_ARGUMENTS
     )
     for names, endings in (
         (b"DEFINE_TYPE DEFINE_TYPE_WITH_CODE DEFINE_TYPE_WITH_PRIVATE DEFINE_ABSTRACT_TYPE DEFINE_FINAL_TYPE"
@@ -111,7 +98,7 @@ def macro_bodies(directives: Iterable[Directive]) -> dict[bytes, set[bytes]]:
     """Every `#define` of a file: name to its bodies.
 
     A body starts with "(" when the macro takes arguments (their names are dropped), with a blank when it does
-    not; _ARGUMENT stands for an only argument; of long bodies only the last byte is kept.
+    not; _ARGUMENT stands for an only argument; of long bodies what they paste, and the last byte, are kept.
     """
     bodies: dict[bytes, set[bytes]] = {}
     for directive in directives:
@@ -189,10 +176,6 @@ class MacroTable:
         """Names that macros of the project make of their arguments by `##`."""
         macros = mentions & self.pastes.keys()
         return pasted_by_calls(macros, text, self.pastes) if macros else set()
-
-    def paste(self, macro: bytes, arguments: list[bytes]) -> set[bytes]:
-        """The names that one call of a macro makes of its arguments."""
-        return pasted_names(self.pastes[macro], arguments)
 
     def mask_of(self, name: bytes) -> Mask | None:
         """The treatment of an identifier, or None when it is ordinary code."""

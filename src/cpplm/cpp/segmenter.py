@@ -138,13 +138,6 @@ class _Segmenter:
         self.header_comment = comments[license_end:cut].strip()
         return comments[cut:]
 
-    def _leading(self, start: int) -> tuple[bytes, frozenset[bytes]]:
-        """The comments since the last piece, and the masked macros among them."""
-        self._skip(start, start)
-        leading, self.pending = self.pending, b""
-        names, self.pending_names = frozenset(self.pending_names), set()
-        return leading, names
-
     def _line_start(self, start: int) -> int:
         """`start` moved left over the indentation of its line."""
         line = self.data.rfind(b"\n", 0, start) + 1
@@ -162,7 +155,9 @@ class _Segmenter:
         self, start: int, end: int, sort: SegmentCategory, directives: tuple[Directive, ...] = ()
     ) -> int:
         line_start = self._line_start(start)
-        leading, names = self._leading(line_start)
+        self._skip(line_start, line_start)
+        leading, self.pending = self.pending, b""
+        names, self.pending_names = frozenset(self.pending_names), set()
         end = self._with_trailing_comment(end)
         leading_start = self.pending_start if leading else line_start
         stack = tuple(self.stack)

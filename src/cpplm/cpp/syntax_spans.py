@@ -18,7 +18,7 @@ import numpy as np
 import tree_sitter
 
 from cpplm.core.spans import MAX_BYTES, MIN_BYTES, SpanKind, SpanTable
-from cpplm.cpp.lexer import ELSE_KEYWORDS, IF_KEYWORDS, Directive
+from cpplm.cpp.lexer import ELSE_KEYWORDS, IF_KEYWORDS, Directive, conditional_groups
 from cpplm.cpp.parser import Grammar
 
 # Triples of start, end and kind as int32 in a row: a tenth of what tuples take.
@@ -94,29 +94,16 @@ def whole_groups(directives: Sequence[Directive], origin: int) -> SpanPredicate 
     if not conditionals:
         return None
     places = [directive.start - origin for directive in conditionals]
-    opens = [directive.keyword in IF_KEYWORDS for directive in conditionals]
-    closes = [directive.keyword == b"endif" for directive in conditionals]
 
     def whole(start: int, end: int) -> bool:
-        depth = 0
-        for number in range(bisect.bisect_left(places, start), bisect.bisect_left(places, end)):
-            if opens[number]:
-                depth += 1
-            elif depth == 0:
-                return False  # an `#else` or `#endif` of a group that began before the span
-            elif closes[number]:
-                depth -= 1
-        return depth == 0
+        inside = conditionals[bisect.bisect_left(places, start) : bisect.bisect_left(places, end)]
+        return conditional_groups(inside)[1]
 
     return whole
 
 
 def join_spans(parts: Iterable[tuple[PackedSpans, int]]) -> SpanTable:
-    """The spans of a document, ready to be packed.
-
-    Args:
-        parts: for each item its spans, and the offset of the item's text in the document, in bytes.
-    """
+    """The spans of a document, ready to be packed; of each item, with where its text begins, in bytes."""
     tables = [
         np.frombuffer(spans, dtype=np.int32).reshape(-1, 3) + np.array([offset, offset, 0], dtype=np.int32)
         for spans, offset in parts

@@ -41,11 +41,9 @@ def chains_and_calls(body: bytes) -> list[bytes]:
 def find_pastes(
     bodies: dict[bytes, set[bytes]], known: Pastes | None = None
 ) -> tuple[Pastes, dict[bytes, frozenset[bytes]]]:
-    """The templates that macros paste, and the words that others stand for, see `_renames`.
+    """The templates that macros of these bodies paste, and the words that others stand for, see `_renames`.
 
-    Args:
-        bodies: of these macros, see `cpplm.cpp.macros.macro_bodies`.
-        known: what others paste that they may call.
+    `known` is what others paste that they may call.
     """
     direct: Pastes = {}
     for name, texts in sorted(bodies.items()):

@@ -146,8 +146,12 @@ class ArchitectureSettings:
         base: ModelConfig = presets[self.preset](depth, **shape)
         scales = {"rope_base": self.rope_base, "qk_scale": self.qk_scale}
         changes: dict[str, Any] = {name: value for name, value in scales.items() if value > 0}
-        for name in ("value_embeddings", "smear", "backout", "induction", "mlp", "short_window"):
-            if (choice := getattr(self, name)) != "preset":
+        choices = {
+            "value_embeddings": self.value_embeddings, "smear": self.smear, "backout": self.backout,
+            "induction": self.induction, "mlp": self.mlp, "short_window": self.short_window,
+        }  # fmt: skip
+        for name, choice in choices.items():
+            if choice != "preset":
                 changes[name] = choice == "on" if choice in ("on", "off") else choice
         kind = self._engram_kind()
         changes["engram"] = None

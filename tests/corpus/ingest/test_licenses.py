@@ -72,8 +72,8 @@ def comment(text: str) -> bytes:
         (f"{MIT}\nand parts:\n{BSD}", "MIT AND BSD-2-Clause"),
         ("Dual licensed under the MIT license and the Apache License, Version 2.0", "Apache-2.0 OR MIT"),
         (  # RocksDB's
-            "This source code is licensed under both the GPLv2 (found in the\nCOPYING file in the root directory) "
-            "and Apache 2.0 License\n(found in the LICENSE.Apache file in the root directory).",
+            "This source code is licensed under both the GPLv2 (found in the\nCOPYING file in the root "
+            "directory) and Apache 2.0 License\n(found in the LICENSE.Apache file in the root directory).",
             "Apache-2.0 OR GPL-2.0-only",
         ),
     ],

@@ -76,3 +76,20 @@ def test_nothing_to_find(tmp_path: Path) -> None:
     write(tmp_path, {"a/data.bin": "x"})
     with pytest.raises(UserError, match=r"no C\+\+ files"):
         find_batches(tmp_path, LARGE)
+
+
+def test_documentation_that_cannot_be_read_or_is_too_large_is_left_out(
+    projects: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = projects / "one" / "README.md"
+    (projects / "one" / "doc" / "use.rst").write_text("x " * 300_000)
+    read = Path.read_bytes
+
+    def read_bytes(path: Path) -> bytes:
+        assert path.suffix != ".rst"  # its size is looked at first
+        if path == secret:
+            raise PermissionError
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    assert {name for name in names(projects) if not name.endswith((".cpp", ".h"))} == set()

@@ -120,12 +120,12 @@ def test_bad_settings(corpus: str, tmp_path: Path) -> None:
 
 GOOD, BAD = (
     CompileResult(True, "c++17"),
-    CompileResult(False, "c++17", 1, "'x' was not declared in this scope"),
+    CompileResult(False, "c++17", "'x' was not declared in this scope"),
 )
 
 
 def missing(name: str) -> CompileResult:
-    return CompileResult(False, "c++17", 1, f"{name}: No such file or directory", missing_headers=(name,))
+    return CompileResult(False, "c++17", f"{name}: No such file or directory", missing_headers=(name,))
 
 
 def project(source_bytes: int, text_bytes: int, functions: int, kinds: dict[str, int]) -> CorpusProject:
@@ -155,9 +155,7 @@ def test_interval_of_wilson() -> None:
 
 
 def test_names_are_taken_out_of_reasons() -> None:
-    assert (
-        CompileResult(False, "c", 1, "'a' has no member named \"b\"").reason == "... has no member named ..."
-    )
+    assert CompileResult(False, "c", "'a' has no member named \"b\"").reason == "... has no member named ..."
     assert missing("a.h").reason == "a header was not found"
 
 

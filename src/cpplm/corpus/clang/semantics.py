@@ -82,7 +82,7 @@ def _bad_database(path: Path, error: str) -> UserError:
 
 
 def _hello(setup: WorkerSetup) -> dict[str, Any]:
-    """The first answer of a process with this setup: its version and its walls."""
+    """The first answer of a process with this setup: its error, "" for none, and its walls."""
     process = ClangProcess(setup)
     hello = process.hello()
     process.close()
@@ -127,9 +127,7 @@ class UnitParser:
     def __call__(self, name: str, defined: Sequence[bytes]) -> UnitReferences | None:
         """The references that the compiler finds in a file; None where it fails.
 
-        Args:
-            name: of the file.
-            defined: macros that it needs, where its flags are not known.
+        `defined` are macros that it needs, where its flags are not known.
         """
         key = (name, tuple(defined))
         if self._last is not None and self._last[0] == key:

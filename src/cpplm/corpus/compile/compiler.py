@@ -23,7 +23,7 @@ from cpplm.sandbox.sandbox import Sandbox
 
 STANDARDS = ("c++17", "c++20")
 """Standards that C++ is compiled under: a later one where the earlier ones fail."""
-MAX_ERRORS = 20
+_MAX_ERRORS = 20
 # The limit on CPU time decides, however busy the machine is: the same text gets the same verdict.
 _LIMITS = replace(COMPILE_LIMITS, wall_seconds=10 * COMPILE_LIMITS.cpu_seconds)
 
@@ -31,7 +31,7 @@ _NAME = "document"  # of the file in the sandbox
 _COMMON = (
     "-fsyntax-only",
     "-fPIC",  # which headers of Qt ask for
-    f"-fmax-errors={MAX_ERRORS}",
+    f"-fmax-errors={_MAX_ERRORS}",
     "-ftemplate-depth=256",
     "-ftabstop=1",  # so that columns count characters
     "-fno-diagnostics-show-caret",
@@ -67,8 +67,6 @@ class CompileResult:
     compiles: bool
     standard: str
     """Under which it compiled, or got furthest: "c", "c++17"."""
-    errors: int = 0
-    """At most `MAX_ERRORS`; 0 with `compiles` false when a limit ended the compiler."""
     first_error: str = ""
     """With straight quotes; empty when it compiles."""
     place: tuple[int, int] = (0, 0)
@@ -179,7 +177,6 @@ def parse_diagnostics(result: RunResult) -> CompileResult:
     return CompileResult(
         compiles=False,
         standard="",
-        errors=len(errors),
         first_error=errors[0] if errors else f"the compiler was ended: {result.reason}",
         place=_first_place(message),
         missing_headers=tuple(dict.fromkeys(header[1] for header in missing)),

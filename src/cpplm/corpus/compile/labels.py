@@ -21,17 +21,11 @@ from cpplm.sandbox.sandbox import Sandbox
 
 @dataclass(frozen=True)
 class CompileLabeler:
-    """Compiles and labels documents; sent to workers.
-
-    Attributes:
-        backend: of the sandbox that every process makes for itself.
-        compiler_version: its version line.
-        headers: folders of third-party headers.
-    """
+    """Compiles and labels documents; sent to workers, each of which makes a sandbox for itself."""
 
     backend: SandboxBackend
     compiler_version: str
-    headers: tuple[Path, ...]
+    headers: tuple[Path, ...]  # folders of third-party headers
 
     def compiler(self) -> Callable[[str, Language], CompileResult]:
         """A function that compiles a text; for one process."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from cpplm.core.workers import batched_by_size
 from cpplm.corpus.ingest.decontamination import ProblemMatch, Problems, contaminated_files, find_matches
@@ -38,8 +38,7 @@ class ScannedProject:
     redactions: SkipCounts = field(default_factory=SkipCounts)
 
 
-@dataclass(frozen=True)
-class CurationRules:
+class CurationRules(NamedTuple):
     """Settings of the curation.
 
     `near_duplicates` is the least similarity of twins, 0 for exact ones only.
@@ -50,8 +49,7 @@ class CurationRules:
     redact: bool = True
 
 
-@dataclass(frozen=True)
-class _ScannedFile:
+class _ScannedFile(NamedTuple):
     """Results of scanning a file; `fingerprint` is None for one that makes no documents anyway."""
 
     findings: list[PiiFinding]

@@ -14,9 +14,9 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import NamedTuple
 
 from cpplm.core.errors import UserError
 from cpplm.corpus.ingest.ngram_hash import Hashes, hash_words, ngram_hashes, split_words
@@ -35,7 +35,6 @@ _TEXTS = (
     ("instruction",),
     ("docstring",),
     ("tests",),
-    ("test",),
     ("test_setup", "test"),
     ("example_test",),
     ("text",),
@@ -43,8 +42,7 @@ _TEXTS = (
 _BOILERPLATE = re.compile(r"^[ \t]*(?:#.*|using namespace \w+;)$", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class ProblemMatch:
+class ProblemMatch(NamedTuple):
     """A run of words that a file shares with a problem."""
 
     ngram: int

@@ -45,9 +45,7 @@ class Fingerprint:
 def fingerprint(text_digest: bytes, words: Hashes) -> Fingerprint:
     """A file's fingerprint; without a sketch when it is too short to be judged.
 
-    Args:
-        text_digest: SHA-256 of its text.
-        words: hashes of the words behind the comments at its head.
+    `words` are the hashes of those behind the comments at its head.
     """
     runs = ngram_hashes(words, SHINGLE_WORDS)
     if len(runs) < _FEWEST_RUNS:

@@ -8,8 +8,8 @@ folder names follow github-linguist's lists and the tools' own output.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import NamedTuple
 
 _LONGEST_HEAD = 8_000
 # Comments, blank space and the directives that stand between them: guards, #line, #pragma.
@@ -20,8 +20,7 @@ _OPENING = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class HeadComments:
+class HeadComments(NamedTuple):
     """The comments at the head of a file, one per line group, and where the first other thing starts."""
 
     comments: bytes

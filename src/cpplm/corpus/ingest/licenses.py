@@ -90,8 +90,9 @@ _GNU_NAMES = {"lesser": "LGPL", "library": "LGPL", "affero": "AGPL", "": "GPL", 
 _GNU_FIRST = {"GPL": "1.0", "LGPL": "2.0", "AGPL": "1.0"}
 _LATER = re.compile(r"any later version|or later|at your option any later|or newer")
 _CHOICE = re.compile(
-    r"dual licen[sc]ed|licen[sc]ed under both|at your option .{0,40}(?:either|one of|licen[sc]e)|either of the|"
-    r"(?:may|can) (?:select|choose|use) .{0,60}(?:either|one|licen[sc]e)|alternatively .{0,80}licen[sc]e"
+    r"dual licen[sc]ed|licen[sc]ed under both|at your option .{0,40}(?:either|one of|licen[sc]e)"
+    r"|either of the|(?:may|can) (?:select|choose|use) .{0,60}(?:either|one|licen[sc]e)"
+    r"|alternatively .{0,80}licen[sc]e"
 )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 EMAIL = b"email@example.com"
 SECRET = b"REDACTED"
@@ -19,8 +19,7 @@ SECRET = b"REDACTED"
 Span = tuple[int, int, bytes]  # start, end, what stands there instead
 
 
-@dataclass(frozen=True)
-class PiiFinding:
+class PiiFinding(NamedTuple):
     """A replacement's kind and its line (from 1); never the value itself."""
 
     kind: str

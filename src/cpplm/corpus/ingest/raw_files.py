@@ -14,7 +14,7 @@ from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
 from cpplm.core.storage import sha256
 from cpplm.core.workers import batched_by_size
-from cpplm.corpus.ingest.discovery import FileRules, Project, SourceFile, find_files, subfolders
+from cpplm.corpus.ingest.discovery import FileRules, Project, SourceFile, find_files, read_raw, subfolders
 from cpplm.corpus.ingest.generated_files import in_vendor_folder
 from cpplm.corpus.ingest.walk import SkipCounts, walk
 from cpplm.tokenizer.pretoken_counts import FileBatch
@@ -64,10 +64,11 @@ def _code(folder: Path) -> Iterator[SourceFile]:
 
 def _prose(folder: Path) -> Iterator[SourceFile]:
     for path in walk(folder, SkipCounts(), lambda path: path.suffix.lower() in PROSE_SUFFIXES):
-        if path.is_symlink() or in_vendor_folder(path.relative_to(folder).as_posix()):
+        name = path.relative_to(folder).as_posix()
+        if in_vendor_folder(name):
             continue
-        data = path.read_bytes()
-        if 0 < len(data) <= FileRules().max_file_bytes:
+        data = read_raw(path, folder, name, FileRules().max_file_bytes, SkipCounts())
+        if data is not None:
             yield SourceFile(path.name, path, len(data), sha256(data))
 
 

@@ -24,11 +24,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from cpplm.core.errors import UserError
 from cpplm.core.settings import Argument
-from cpplm.core.shards import SPLITS, ShardReader
+from cpplm.core.shards import ShardReader
 from cpplm.core.statistics import wilson_interval
 from cpplm.core.workers import available_cores, map_in_threads
 from cpplm.corpus.compile.compiler import (
@@ -167,15 +167,14 @@ class CorpusProject:
 def read_projects(reader: ShardReader) -> dict[str, CorpusProject]:
     """The projects of a corpus by name."""
     projects = {name: CorpusProject(figures) for name, figures in reader.manifest["projects"].items()}
-    for shard in (shard for split in SPLITS for shard in reader.shards(split)):
+    for shard in reader.shards():
         for row in reader.table(shard, ["project", "files", "num_functions"]).to_pylist():
             projects[row["project"]].files.update(row["files"])
             projects[row["project"]].functions += row["num_functions"]
     return projects
 
 
-@dataclass(frozen=True)
-class CompiledDocument:
+class CompiledDocument(NamedTuple):
     """A document (a row of the corpus) and its result under each condition, the last of which counts."""
 
     document: dict[str, Any]
@@ -207,12 +206,7 @@ def _compile(
 
 
 def summarize(checked: list[CompiledDocument], projects: dict[str, CorpusProject]) -> dict[str, Any]:
-    """All figures: of the sample, by kind, and by project.
-
-    Args:
-        checked: the sample.
-        projects: those of the corpus.
-    """
+    """All figures: of the sample, by kind, and by project."""
     reasons = [
         projects[each.document["project"]].why_impossible(each.document["text"], each.result)
         for each in checked

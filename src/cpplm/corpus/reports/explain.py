@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from cpplm.core.errors import UserError
 from cpplm.core.settings import Argument
-from cpplm.core.shards import SPLITS, ShardReader
+from cpplm.core.shards import ShardReader
 
 _COLUMNS = ["id", "project", "kind", "files", "sources"]
 # A chain of reasons in real code has a few links; a document's own lines end it.
@@ -36,16 +36,15 @@ def explain(settings: ExplainSettings) -> dict[str, Any]:
     reader = ShardReader(settings.corpus)
     documents: list[dict[str, Any]] = []
     known = False
-    for split in SPLITS:
-        for shard in reader.shards(split):
-            for row in reader.table(shard, _COLUMNS).to_pylist():
-                matching = [source for source in row["sources"] if f"/{source['file']}".endswith(f"/{name}")]
-                known = known or bool(matching)
-                here = [source for source in matching if source["first"] <= int(number) <= source["last"]]
-                if here:
-                    entry = {key: row[key] for key in ("id", "project", "kind")}
-                    chain = _chain(here[0], row["sources"])
-                    documents.append({**entry, "file": row["files"][0], "split": split, "chain": chain})
+    for shard in reader.shards():
+        for row in reader.table(shard, _COLUMNS).to_pylist():
+            matching = [source for source in row["sources"] if f"/{source['file']}".endswith(f"/{name}")]
+            known = known or bool(matching)
+            here = [source for source in matching if source["first"] <= int(number) <= source["last"]]
+            if here:
+                entry = {key: row[key] for key in ("id", "project", "kind")}
+                chain = _chain(here[0], row["sources"])
+                documents.append({**entry, "file": row["files"][0], "split": shard.split, "chain": chain})
     if not known:
         raise UserError(
             f"no document of {settings.corpus} has lines of {name}",

@@ -18,7 +18,7 @@ import pyarrow as pa
 from cpplm.core.errors import UserError
 from cpplm.core.progress import progress_bar
 from cpplm.core.settings import Argument
-from cpplm.core.shards import ROWS_PER_GROUP, SPLITS, Shard, ShardReader, Split
+from cpplm.core.shards import ROWS_PER_GROUP, Shard, ShardReader, Split
 from cpplm.core.spans import DOCSTRINGS_COLUMN, SPANS_COLUMN
 from cpplm.core.storage import Storage, is_bucket
 from cpplm.core.workers import batched_by_size
@@ -55,8 +55,7 @@ def export_corpus(settings: ExportSettings) -> dict[str, Any]:
         UserError: no corpus, one without docstring pairs, or a place that cannot be written to.
     """
     reader = ShardReader(settings.corpus)
-    splits = SPLITS if settings.split is None else (settings.split,)
-    shards = [shard for split in splits for shard in reader.shards(split)]
+    shards = reader.shards(settings.split)
     docstrings = settings.what == "docstrings"
     if docstrings and shards and DOCSTRINGS_COLUMN not in reader.table(shards[0]).column_names:
         raise UserError(

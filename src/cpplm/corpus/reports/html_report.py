@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from cpplm import __version__
 from cpplm.core.html_page import render
 from cpplm.core.progress import progress_bar
-from cpplm.core.shards import SPLITS, ShardReader, Split
+from cpplm.core.shards import ShardReader, Split
 from cpplm.core.spans import DOCSTRINGS_COLUMN, SPANS_COLUMN
 from cpplm.core.storage import Storage
 from cpplm.core.text import format_bytes, short_number
@@ -75,7 +75,7 @@ def measure(reader: ShardReader) -> tuple[dict[str, Sums], dict[int, Sums], dict
     kinds: dict[str, Sums] = defaultdict(Sums)
     lengths: dict[int, Sums] = defaultdict(Sums)
     splits: dict[str, set[Split]] = defaultdict(set)
-    shards = [shard for split in SPLITS for shard in reader.shards(split)]
+    shards = reader.shards()
     with progress_bar(len(shards), "page", "shard") as bar:
         for shard in shards:
             table = reader.table(shard, ["text", "project", "kind", "num_tokens"])

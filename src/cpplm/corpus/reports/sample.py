@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from cpplm.core.errors import UserError
-from cpplm.core.shards import SPLITS, Shard, ShardReader
+from cpplm.core.shards import Shard, ShardReader
 
 
 def sample_documents(
@@ -39,7 +39,7 @@ def sample_documents(
             f"{reader.storage.location} has no documents of kind {kind!r}",
             fix=f"Kinds: {', '.join(sorted(kinds))}.",
         )
-    shards = [shard for split in SPLITS for shard in reader.shards(split)]
+    shards = reader.shards()
     rows = [_matching(reader, shard, project, kind) for shard in shards]
     total = sum(map(len, rows))
     if not total:

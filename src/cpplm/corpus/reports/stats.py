@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from cpplm.core.text import format_bytes, pluralize
 from cpplm.corpus.repeated_lines import DOCUMENTS
@@ -178,19 +177,15 @@ def format_summary(result: dict[str, Any], location: str) -> str:
 def describe_overlap(validation: dict[str, Any]) -> str:
     """A line on the overlap of validation and training text."""
     number, shared = validation["projects"], validation["projects_in_train"]
-    whose = (
-        f"{shared:,} of {pluralize(number, 'project')} in training, too"
-        if shared
-        else (f"{pluralize(number, 'project')}, none of them in training")
-    )
+    whose = pluralize(number, "project")
+    whose = f"{shared:,} of {whose} in training, too" if shared else f"{whose}, none of them in training"
     return (
         f"{whose}; {validation['repeated_share']:.1%} of the text in lines of {validation['min_line_bytes']} "
         "bytes or more is in training text"
     )
 
 
-@dataclass(frozen=True)
-class FilterResult:
+class FilterResult(NamedTuple):
     """The effect of a filter on all projects; `share` is that of its bytes in all bytes, 0 if not counted."""
 
     action: str

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from cpplm.corpus.slicing.expansion import Expansion, Place
 from cpplm.cpp.items import Item, ItemKind
@@ -23,8 +23,7 @@ _BARRIERS = frozenset({ItemKind.INCLUDE, ItemKind.PRAGMA, ItemKind.USING, ItemKi
 _DEEPEST = 32
 
 
-@dataclass(frozen=True)
-class _Block:
+class _Block(NamedTuple):
     """Items that stay together: one, or what stands in scopes and `#if` groups side by side."""
 
     places: Sequence[Place]

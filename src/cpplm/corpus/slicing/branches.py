@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from cpplm.corpus.slicing.include_resolver import IncludeResolver
 from cpplm.corpus.slicing.outlines import without_spans
@@ -68,8 +69,7 @@ def decide_conditions(
     return Conditions(holds, branches)
 
 
-@dataclass(frozen=True)
-class BuildMacros:
+class BuildMacros(NamedTuple):
     """Macros that a build may define, at a place of a file.
 
     Attributes:
@@ -130,10 +130,7 @@ class BuildMacros:
 
 
 def choose_header(
-    item: Item,
-    conditions: Conditions,
-    is_there: Callable[[str], bool],
-    holds: Callable[[bytes], bool | None],
+    item: Item, conditions: Conditions, is_there: Callable[[str], bool], holds: Callable[[bytes], bool | None]
 ) -> bool:
     """Decide between headers that a build chooses from: that of the `#else`, or else the first one.
 

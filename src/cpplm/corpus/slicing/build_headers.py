@@ -58,6 +58,7 @@ _HAVE = frozenset(
 )
 # What the system's headers declare, whatever a project has for systems where they do not.
 SYSTEM_NAMES = frozenset(f"{_LINUX['functions'].lower()} {_LINUX['names']}".encode().split())
+_OF_SYSTEM = SYSTEM_NAMES.union(map(str.encode, SYSTEM_HEADERS))
 # What those declare with _GNU_SOURCE alone, which every build that uses it defines.
 GNU_NAMES = frozenset(_LINUX["gnu_names"].encode().split())
 # Types and keywords, for which a build defines something else where they are not there: EVENT__size_t.
@@ -237,8 +238,7 @@ def build_defaults(roots: Iterable[Path]) -> BuildDefaults:
                 if _GENERATED_SCRIPT.search(data):
                     continue
                 values |= dict.fromkeys(_OPTION.findall(data), b"1") | dict(_SET.findall(data))
-                checks = (macro for checked, macro in _CMAKE_CHECK.findall(data) if _is_of_system(checked))
-                values |= dict.fromkeys(checks, b"1")
+                values |= {macro: b"1" for name, macro in _CMAKE_CHECK.findall(data) if name in _OF_SYSTEM}
                 macros = dict(_defined_macros(data)) | macros
                 if path.name in AUTOCONF_SCRIPTS:
                     data = COMMENT.sub(b"", data)
@@ -263,10 +263,6 @@ def build_defaults(roots: Iterable[Path]) -> BuildDefaults:
     return BuildDefaults(
         values, tuple(templates), macros, tuple(forced), written - PUBLIC_HEADERS, on_command_line
     )
-
-
-def _is_of_system(name: bytes) -> bool:
-    return name in SYSTEM_NAMES or name.decode("utf-8", "replace") in SYSTEM_HEADERS
 
 
 def _defined_macros(data: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -301,9 +297,7 @@ def _configured_headers(text: str) -> Iterator[tuple[str, str]]:
 
 
 def configured(
-    template: bytes,
-    values: Mapping[bytes, bytes] | None = None,
-    implied: Mapping[bytes, bytes] | None = None,
+    template: bytes, values: Mapping[bytes, bytes] | None = None, implied: Mapping[bytes, bytes] | None = None
 ) -> bytes:
     """A header as a build would write it of its template, with every choice in its default.
 
@@ -360,21 +354,6 @@ def configured(
     text = re.sub(rb"(?m)^[ \t]*#[ \t]*(undef|cmakedefine(?:01)?)[ \t]+(\w+)[^\n]*$", choice, text)
     text = _DEFINITION.sub(named_value, text)
     return _PLACEHOLDER.sub(placeholder, text)
-
-
-def have_macros(names: Iterable[bytes]) -> frozenset[bytes]:
-    """Those of these macros that a configuration would define: `LIB_HAVE_UNISTD_H`, `SIZEOF_UID_T`."""
-    return frozenset(
-        name
-        for name in names
-        if (b"HAVE_" in name and configured_value(name) == b"1")
-        or (b"SIZEOF_" in name and configured_value(name))
-    )
-
-
-def switches(names: Iterable[bytes]) -> dict[bytes, bytes]:
-    """Those of these macros that a build sets to 0 or 1, by their names, with what they are on Linux."""
-    return {name: configured_value(name) or b"0" for name in names if is_switch(name)}
 
 
 def is_switch(name: bytes) -> bool:

@@ -128,10 +128,7 @@ def _members(text: bytes) -> tuple[Set[bytes], Mapping[bytes, Set[bytes]]]:
 def _hiding_options(visit: Visit, number: int, known: Set[bytes]) -> Set[bytes]:
     """The options that decide whether a borrowed item is read; none where it is, or where others decide.
 
-    Args:
-        visit: of the item's file.
-        number: of the item.
-        known: the macros that some file defines.
+    `known` are the macros that some file defines.
     """
     item = visit.file.items[number]
     wanted = [_wanted(each.lines[-1]) for each in conditions_in(item.stack) if id(each) not in visit.decided]

@@ -18,13 +18,7 @@ _MOST_FILES = 4
 
 
 def find_callees(items: Iterable[Item], expansion: Expansion, depth: int) -> list[Key]:
-    """The definitions that items call, and those that these call, up to `depth` calls away.
-
-    Args:
-        items: of the unit.
-        expansion: of the unit, without other source files.
-        depth: how many calls to follow.
-    """
+    """The definitions that items of a unit call, and those that these call, up to `depth` calls away."""
     index = expansion.index
     found: list[Key] = []
     seen: set[bytes] = set()
@@ -43,22 +37,22 @@ def find_callees(items: Iterable[Item], expansion: Expansion, depth: int) -> lis
 
 
 def _definition(name: bytes, expansion: Expansion) -> Key | None:
-    """The definition of a function that the unit sees declared; None where there is none, or several."""
+    """The nearest definition of a function that the unit sees declared; None where too many have one."""
     index = expansion.index
     files = [file for file in index.defining[name] if file not in expansion.own]
     if not files or len(files) > _MOST_FILES or _is_declared(name, expansion, {ItemKind.FUNCTION}):
         return None
     declared = _is_declared(name, expansion, {ItemKind.PROTOTYPE})
     folders = {PurePosixPath(name).parent for name in expansion.own}
-    keys = [
+    keys = (
         (index.number[file], number)
         for file in sorted(files, key=lambda file: (PurePosixPath(file).parent not in folders, file))
         for number, item in enumerate(index.read(file).items)
         if item.kind == ItemKind.FUNCTION
         and item.function_name == name
         and (_is_declared(item.qualifier, expansion, {ItemKind.TYPE}) if item.qualifier else declared)
-    ]
-    return keys[0] if keys else None
+    )
+    return next(keys, None)
 
 
 def _is_declared(name: bytes, expansion: Expansion, kinds: set[ItemKind]) -> bool:

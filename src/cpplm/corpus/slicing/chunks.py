@@ -81,7 +81,7 @@ def _parts_of(part: FileItems, blank: int) -> list[tuple[Syntax, int]]:
         return [(part.syntax, -blank)]
     found = []
     for item in part.items:
-        together = part.lexed.data.startswith(item.text, item.origin) if item.origin >= 0 else False
+        together = part.lexed.data.startswith(item.text, item.origin)
         found.append((Syntax(item.spans, item.pairs if together else b""), item.origin - blank))
     return found
 

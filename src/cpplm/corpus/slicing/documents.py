@@ -64,19 +64,14 @@ class SliceOptions:
     measure: Measure
     mode: Mode = "compilable"
     cross_file_depth: int = 3  # of calls into other source files that --mode cross-file follows
-    apart: bool = False  # without what the rest of the project declares
 
 
 def build_unit(
-    unit: Unit,
-    index: ProjectIndex,
-    shortener: Shortener,
-    options: SliceOptions,
-    parse: Parse | None = None,
+    unit: Unit, index: ProjectIndex, shortener: Shortener, options: SliceOptions, parse: Parse | None = None
 ) -> list[Document]:
     """The documents of a unit; `parse` asks a compiler what names mean and which text is read."""
     parts = [index.read(file.name).source for file in unit.files]
-    if options.mode == "file" or options.apart or not can_be_sliced(parts):
+    if options.mode == "file" or not can_be_sliced(parts):
         documents: list[Document] = []
         for file, part in zip(unit.files, parts, strict=True):
             documents += whole_file(file.name, part, options.budget, options.measure)
@@ -172,7 +167,7 @@ class _Slicer:
 
     def documents(self) -> list[Document]:
         """Down the ladder until the unit fits into one document, or into parts."""
-        if all(self.expansion.item(place).kind == ItemKind.COMMENT for place in self.own):
+        if not self.own:
             return []
         document = self.whole()
         if document is not None:
@@ -271,7 +266,7 @@ class _Slicer:
                 alone += taken
             else:
                 failures = 0
-                if any(self.expansion.item(place).kind not in _SAY_LITTLE for place in taken):
+                if any(self.expansion.item(place).kind != ItemKind.INCLUDE for place in taken):
                     documents.append(document)
             gone = set(taken)
             waiting = [place for place in waiting if place not in gone]
@@ -386,6 +381,3 @@ class _Slicer:
         order = callees_first(order, set(own), self.expansion)
         guards = whole and len(self.own_names) == 1 and not is_source(self.own_names[0])
         return render(self.expansion, [(place, chosen[place]) for place in order], guards=guards)
-
-
-_SAY_LITTLE = frozenset({ItemKind.COMMENT, ItemKind.INCLUDE})

@@ -23,10 +23,7 @@ def closed_world_expansion(expansion: Expansion) -> Expansion:
 def expand_unit(own: Sequence[str], index: ProjectIndex, callees: Sequence[Key] = ()) -> Expansion:
     """The expansion of the last of a unit's files, before it those that it does not bring in.
 
-    Args:
-        own: the names of the unit's files.
-        index: of the project.
-        callees: definitions in other source files, which are read first.
+    The source files of `callees` are read first.
     """
     *others, root = own
     if callees:

@@ -128,12 +128,7 @@ class NameLookup:
         self.redefined = RedefinedMacros(self.expansion)
 
     def meanings(self, place: Place, item: Item) -> Meanings:
-        """The meanings of the identifiers of an item.
-
-        Args:
-            place: of the item.
-            item: as it is written there, perhaps shortened.
-        """
+        """The meanings of the identifiers of an item as it is written there, perhaps shortened."""
         key = (place, id(item))
         found = self._found.get(key)
         if found is None:

@@ -10,12 +10,7 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cpplm.corpus.ingest.discovery import (
-    AUTOCONF_SCRIPTS,
-    SourceFile,
-    is_template,
-    read_source,
-)
+from cpplm.corpus.ingest.discovery import AUTOCONF_SCRIPTS, SourceFile, is_template, read_source
 from cpplm.corpus.slicing import build_headers
 from cpplm.corpus.slicing.autoconf import header_template
 from cpplm.corpus.slicing.build_headers import include_target
@@ -224,7 +219,13 @@ class ProjectIndex:
 
     @functools.cached_property
     def _have_macros(self) -> frozenset[bytes]:
-        return build_headers.have_macros(self.deciding - self.macros.names)
+        """The macros that a configuration would define: `LIB_HAVE_UNISTD_H`, `SIZEOF_UID_T`."""
+        value = build_headers.configured_value
+        return frozenset(
+            name
+            for name in self.deciding - self.macros.names
+            if (b"HAVE_" in name and value(name) == b"1") or (b"SIZEOF_" in name and value(name))
+        )
 
     @functools.cached_property
     def command_line(self) -> Set[bytes]:
@@ -247,9 +248,13 @@ class ProjectIndex:
         return self.build_macros.get(name) or build_headers.configured_value(name) or b"1"
 
     @functools.cached_property
-    def switches(self) -> dict[bytes, bytes]:
-        """Macros that a build sets to 0 or 1, where code has them as values (`if (CONFIG_TLS)`)."""
-        return build_headers.switches(self.deciding - self.macros.names)
+    def switches_and_build_macros(self) -> dict[bytes, bytes]:
+        """`build_macros`, and those that a build sets to 0 or 1 by their names, with what they are on Linux.
+
+        Code has such as values: `if (CONFIG_TLS)`.
+        """
+        switches = filter(build_headers.is_switch, self.deciding - self.macros.names)
+        return {name: build_headers.configured_value(name) or b"0" for name in switches} | self.build_macros
 
     @functools.cached_property
     def defining(self) -> dict[bytes, list[str]]:

@@ -24,9 +24,6 @@ def document_of(
     """The document of what was written; its own files come first.
 
     Args:
-        expansion: that the items are places in.
-        rendered: the text and its items.
-        kind: of the document.
         size: of its text, in the unit of the budget.
         reasons: why borrowed items are there.
     """

@@ -24,11 +24,7 @@ _DEEPEST = 16  # how many macros lead from one to the next
 
 
 class RedefinedMacros:
-    """Those of one expansion, none in most.
-
-    Attributes:
-        names: of the macros.
-    """
+    """Those of one expansion: `names`, which most have none of."""
 
     def __init__(self, expansion: Expansion) -> None:
         self._expansion = expansion
@@ -64,6 +60,8 @@ class RedefinedMacros:
                 for name in several - self.names
                 if not (changing.isdisjoint(asked[name]) and self.names.isdisjoint(ended.get(name, ())))
             }
+            if not more:
+                break
             self.names |= more
             changing |= more
 

@@ -90,7 +90,7 @@ class UnitReferences:
             return found
         starts = [start for start, _ in spans]
         ends = [match.start() for match in re.finditer(b"\n", file.data)]
-        for group in reversed(inner_first(file.parsed.lexed.groups)):
+        for group in inner_first(file.parsed.lexed.groups):
             lines = [bisect.bisect_left(ends, each.start) for each in group.directives]
             for number, (first, last) in enumerate(itertools.pairwise(lines)):
                 before = bisect.bisect_right(starts, first) - 1

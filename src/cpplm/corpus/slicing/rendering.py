@@ -13,12 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from cpplm.corpus.slicing.build_headers import (
-    GNU_NAMES,
-    SYSTEM_HEADERS,
-    include_target,
-    is_switch,
-)
+from cpplm.corpus.slicing.build_headers import GNU_NAMES, SYSTEM_HEADERS, include_target, is_switch
 from cpplm.corpus.slicing.expansion import Expansion, Place, Visit
 from cpplm.corpus.slicing.outlines import without_comments
 from cpplm.corpus.slicing.standard_names import missing_lines
@@ -47,7 +42,10 @@ _WORD_BYTES = bytes(
 
 
 class PlacedItem(NamedTuple):
-    """An item as written: where its code begins in the document, and whether that is the code of the file."""
+    """An item as written: where its `text` begins in the document, and whether that is the code of the file.
+
+    `offset` is as if the comments of `text` stood directly before its code.
+    """
 
     place: Place
     item: Item
@@ -65,13 +63,7 @@ class Rendered:
 
 
 def render(expansion: Expansion, chosen: Sequence[tuple[Place, Item]], *, guards: bool = False) -> Rendered:
-    """Write items.
-
-    Args:
-        expansion: of the unit.
-        chosen: the items with their places, in the order in which they are to stand.
-        guards: keep the include guards of own files.
-    """
+    """Write items in the order given; `guards`: keep the include guards of own files."""
     writer = _Writer(expansion, guards=guards)
     writer.begin()
     for place, item in chosen:
@@ -149,7 +141,7 @@ class _Writer:
         text = b"".join(self.parts)
         index = self.expansion.index
         words = _words(text)
-        of_build = index.switches | index.build_macros
+        of_build = index.switches_and_build_macros
         optional = {name for name in words & of_build.keys() if index.build_macros.get(name, b"0") == b"0"}
         optional &= set(_ASKED.findall(text)) if optional else set()  # the text can do without these
         names = words.intersection(self.expansion.defined)

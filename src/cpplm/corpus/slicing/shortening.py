@@ -87,7 +87,7 @@ class Shortener:
 
     def shorten(self, item: Item, detail: Detail) -> Item:
         """The item with that much detail; of a class see `skeleton`."""
-        if detail == Detail.FULL or item.kind in (ItemKind.INCLUDE, ItemKind.COMMENT):
+        if detail == Detail.FULL or item.kind == ItemKind.INCLUDE:
             return item
         key = (id(item), Detail.DECLARATIONS if Detail.DECLARATIONS <= detail <= Detail.FORWARD else detail)
         if key not in self._known:  # the item itself is kept too, so that no other gets its id

@@ -41,12 +41,7 @@ def splice(
     """A file's text with the pieces that it includes, and where these stand.
 
     What is included in the midst of a declaration is a piece; between declarations see `_stands_between`.
-
-    Args:
-        data: the text.
-        items: of the file.
-        find: the name of the file that the argument of an include leads to.
-        read: its text.
+    `find` leads from the argument of an include to the name of a file.
     """
     parts: list[bytes] = []
     splices: list[Splice] = []

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import NamedTuple
 
 from cpplm.corpus.ingest.discovery import SourceFile, read_source
 from cpplm.cpp.file_suffixes import HEADER_SUFFIXES, PART_SUFFIXES, SOURCE_SUFFIXES
@@ -34,8 +35,7 @@ _INTEGERS = {b"8": b"char", b"16": b"short", b"32": b"int", b"64": b"long"}
 Resolve = Callable[[str, str], str | None]
 
 
-@dataclass(frozen=True)
-class Scan:
+class Scan(NamedTuple):
     """The includes of one file, as in their directives, the bodies of the macros that it defines, the names
     in its conditions, and the classes that it may define."""
 
@@ -87,13 +87,9 @@ class Unit:
 def make_units(
     files: Iterable[SourceFile], scans: dict[str, Scan], resolve: Resolve, *, merge: bool
 ) -> list[Unit]:
-    """Every file in exactly one unit, units in the order of their names.
+    """Every file in exactly one unit, units in the order of their names; one of several files with `merge`.
 
-    Args:
-        files: that make documents.
-        scans: of all files, by name.
-        resolve: from a file and the argument of an include in it to the file that this names.
-        merge: whether files are put together.
+    `resolve` leads from a file and the argument of an include in it to the file that this names.
     """
     by_name = {file.name: file for file in files}
     partners: dict[str, dict[str, str]] = defaultdict(dict)  # header to {role: file}

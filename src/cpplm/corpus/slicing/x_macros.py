@@ -14,6 +14,7 @@ from cpplm.cpp.conditions import Macro, parse_define
 from cpplm.cpp.items import Item, ItemKind
 from cpplm.cpp.lexer import IDENTIFIER
 from cpplm.cpp.macros import MacroTable, closing
+from cpplm.cpp.token_pasting import pasted_names
 
 _ENUMERATION = re.compile(rb"\benum\b(?!\s+(?:class|struct)\b)[^;(){}]*\{")  # its names are known outside
 _CALL = re.compile(rb"(?:[{,)]|^)\s*((\w+)\s*\(([^()]*))", re.MULTILINE)  # `E(FULL, "disk full")`
@@ -52,7 +53,7 @@ def made_enumerators(item: Item, text: bytes, macros: MacroTable) -> Iterator[Ma
         if name in defines:
             made = [_made_by(macro, words) for macro in defines[name]]
         elif name in macros.pastes:
-            made = sorted(macros.paste(name, words))
+            made = sorted(pasted_names(macros.pastes[name], words))
         else:
             made = words[:1]
         end = max(closing(text, call.end(2)), call.end())

@@ -239,7 +239,7 @@ async def _likelier(
     written: DeltaStream, lines: RetrievedLines, settings: SamplingSettings, stop: InfillStop,
     progress: InfillProgress,
 ) -> DeltaStream:  # fmt: skip
-    """Yield what the model wrote, or lines of the project unless that is `MODEL_ADVANTAGE` times as likely."""
+    """Yield lines of the project, or what the model wrote where that is `MODEL_ADVANTAGE` times as likely."""
     deltas = [delta async for delta in written]
     if lines.probability * MODEL_ADVANTAGE > math.exp(progress.logprob):
         written = _retrieved(lines, settings, stop, progress)
