@@ -89,7 +89,7 @@ def test_bad_input_is_one_line(arguments: tuple[str, ...], parts: tuple[str, ...
 
 
 def test_without_googles_library_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "google.cloud", None)
+    monkeypatch.setitem(sys.modules, "google.cloud.tpu_v2", None)
     assert_one_line_error(cpplm("tpu", "list"), "google-cloud-tpu", "pip install 'cpplm[cloud]'")
 
 

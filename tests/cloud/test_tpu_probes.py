@@ -313,8 +313,9 @@ def test_a_bucket_in_which_attempts_are_not_kept_apart_is_refused(
         ("2", "", True), ("0.0.42.1", "==0.0.42.*", True), ("0.0.4.21", "==0.0.42.*", False),
     ],
 )  # fmt: skip
-def test_versions_are_compared_by_their_numbers(version: str, wanted: str, right: bool) -> None:
-    assert tpu_probes._satisfies(version, wanted) == right
+def test_versions_are_compared_by_their_numbers(version: str, wanted: str, right: bool, fake: Fake) -> None:
+    change(installed=in_place_of(jaxlib=version), required=lambda name: [f"jaxlib{wanted}"])(fake)
+    assert (tpu_probes.versions(fake.machine)[0] == "ok") == right
 
 
 def test_what_is_asked_of_jax_runs_on_the_cpu_of_this_machine() -> None:

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpplm.core.spans import MAX_BYTES, SpanKind, pack_spans, read_spans, unpack_spans
+from cpplm.core.spans import MAX_BYTES, SpanKind, pack_spans, unpack_spans
 
 
 @st.composite
@@ -25,9 +25,6 @@ def test_what_was_packed_is_read_back_in_order_outer_before_inner(rows):
     assert len(packed) == 7 * len(rows)
     expected = sorted(rows, key=lambda row: (row[0], -row[1], row[2]))
     assert [tuple(row) for row in unpack_spans(packed).tolist()] == expected
-    found = read_spans({"text": "...", "spans": packed})
-    assert found == expected
-    assert all(isinstance(span.kind, SpanKind) for span in found)
 
 
 @given(spans(), st.randoms(use_true_random=False))
@@ -36,12 +33,10 @@ def test_the_stored_bytes_do_not_depend_on_the_order_found(rows, random):
     assert pack_spans(table(rows)) == pack_spans(table(shuffled))
 
 
-def test_rows_without_spans_have_none_and_other_bytes_are_refused():
-    assert read_spans({"text": "int x;"}) == []
-    assert read_spans({"text": "int x;", "spans": None}) == []
-    assert read_spans({"spans": b""}) == []
+def test_no_bytes_are_no_spans_and_other_bytes_are_refused():
+    assert unpack_spans(b"").tolist() == []
     with pytest.raises(ValueError, match="8 bytes"):
-        read_spans({"spans": b"12345678"})
+        unpack_spans(b"12345678")
 
 
 def test_stored_numbers_never_change():

@@ -40,6 +40,17 @@ def evaluate(out: str = "", **model: Any) -> Evaluation:
     return Evaluation(EvalTarget(EvaluatedModel(**model), out))
 
 
+def test_what_another_evaluation_stored_meanwhile_is_kept(run: Path, tmp_path: Path) -> None:
+    one, other = (evaluate(run=str(run), precision="fp32", out=str(tmp_path / "results")) for _ in range(2))
+
+    def measure(inputs: dict[str, Any]) -> dict[str, Any]:
+        other.cached("other", {}, lambda _: {"figure": 2})
+        return {"figure": 1}
+
+    one.cached("one", {}, measure)
+    assert set(Storage(tmp_path / "results").read_json("evaluation.json")) == {"one", "other"}
+
+
 # ---- bits per byte ----------------------------------------------------------------------------------------
 
 

@@ -23,7 +23,6 @@ def test_verdicts_are_there_again(tmp_path: Path) -> None:
         assert len(reader._verdicts) == 2
         found = reader.get("b")
         assert found is not None
-        assert found.cached
         assert (found.outcome, found.message, found.assertions_passed) == (WRONG.outcome, WRONG.message, 3)
 
 

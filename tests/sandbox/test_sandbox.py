@@ -23,6 +23,8 @@ from cpplm.sandbox.sandbox import (
     MAX_STDIN_BYTES,
     Sandbox,
     SandboxError,
+    _LauncherReply,
+    _result,
     probe_backend,
 )
 from tests.sandbox.conftest import assert_removed
@@ -213,6 +215,12 @@ def test_unsafe_is_loud_and_never_the_default(capsys: pytest.CaptureFixture[str]
 
 def test_probing_finds_missing_isolation() -> None:
     assert "leak" in probe_backend(UNSAFE)
+
+
+def test_a_report_of_something_unknown_is_an_error() -> None:
+    reply = _LauncherReply(b"", b"", b"maximum 0 0 0\nrecursion depth exceeded", None, 0.0)
+    with pytest.raises(SandboxError, match="'maximum': recursion depth"):
+        _result(reply, ResourceLimits(), [], "namespaces")
 
 
 def test_a_lost_launcher_is_an_error(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:

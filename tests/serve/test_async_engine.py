@@ -174,8 +174,23 @@ def test_a_stopped_driver_takes_nothing(engine: Engine) -> None:
         await driver.stop()
         with pytest.raises(EngineError):
             await written(driver, GenerationRequest((BOS,), LONG))
+        with pytest.raises(EngineError):
+            await asyncio.wait_for(driver.replace_model(engine.model), 10)
 
     asyncio.run(main())
+
+
+def test_the_end_cuts_off_a_new_model(engine: Engine) -> None:
+    """It waits for a thread that may never come to it."""
+
+    async def work(driver: AsyncEngine) -> None:
+        waiting = asyncio.create_task(driver.replace_model(driver.engine.model))
+        await asyncio.sleep(0)  # it has begun, and nothing of the thread's has come back
+        driver.abort_all()
+        with pytest.raises(ShutdownError):
+            await asyncio.wait_for(waiting, 10)
+
+    driven(Engine(engine.model, engine.tokenizer), work)
 
 
 def test_scores_are_those_of_the_whole_pass(engine: Engine) -> None:

@@ -92,6 +92,12 @@ def test_what_spells_the_prompts_end_anew_is_of_the_prompt(
     assert [b - a for a, b in zip(before, after, strict=True)] == [usage["prompt_tokens"], written]
 
 
+def test_a_prompt_that_is_only_read_is_counted_too(served: Served) -> None:
+    before = served.metric("cpplm_prompt_tokens_total")
+    usage = served.complete(prompt=PROMPT, max_tokens=0, echo=True)["usage"]
+    assert served.metric("cpplm_prompt_tokens_total") - before == usage["prompt_tokens"] > 0
+
+
 def test_a_stream_is_the_same_in_pieces(client: openai.OpenAI) -> None:
     asked = {"model": NAME, "prompt": PROMPT, "max_tokens": 24, "n": 2, **SAMPLED}
     whole = client.completions.create(**asked)

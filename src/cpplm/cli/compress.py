@@ -70,11 +70,7 @@ def cache_build(settings: CacheBuildSettings) -> Report:
 
 
 def cache_verify(settings: CacheSettings) -> Report:
-    """Compare every shard with its hash.
-
-    Raises:
-        UserError: names those that are damaged.
-    """
+    """Compare every shard with its hash; UserError names those that are damaged."""
     cache = KDCache.open(settings.cache)
     if problems := cache.verify():
         raise UserError("; ".join(problems))

@@ -33,11 +33,15 @@ def generate(settings: GenerateSettings) -> Report:
     prefix, suffix = texts
     if settings.fim and not checkpoint.supports_fim:
         log_info("cpplm: this model was not trained to fill in (--fim_rate): what it writes will hardly fit")
-    lines = _project_lines(engine, settings, prefix, suffix)
+    folder, context, lines = settings.project.project, None, None
+    if folder is not None and suffix is not None:
+        context = ProjectContext(folder, token_ends(engine.tokenizer), settings.project.project_lines)
+        if settings.form == FormSettings() and settings.num_samples == 1:
+            lines = context.lines(settings.file, prefix, suffix)
     if lines is not None and lines.probability >= settings.project.project_lines:
         return _retrieved(lines, checkpoint.step, prefix, suffix or "")
     streams = settings.num_samples == 1 and lines is None
-    request = _request(engine, settings, prefix, suffix)
+    request = _request(engine, settings, prefix, suffix, context)
     if lines is not None:
         request = replace(request, logprobs=0)
     completions, drafts = _write(engine, settings, request, (prefix, suffix or "") if streams else None)
@@ -131,11 +135,7 @@ def _write(
 
 
 def _grammar_spec(form: FormSettings) -> GrammarSpec | None:
-    """Grammar of completions, its file read; None for any text.
-
-    Raises:
-        UserError: a file cannot be read, or is no text.
-    """
+    """Grammar of completions, None for any text; UserError if its file cannot be read or is no text."""
     if form.regex is not None:
         return GrammarSpec("regex", form.regex)
     path = form.schema or form.grammar
@@ -148,7 +148,11 @@ def _grammar_spec(form: FormSettings) -> GrammarSpec | None:
 
 
 def _request(
-    engine: Engine, settings: GenerateSettings, prefix: str, suffix: str | None
+    engine: Engine,
+    settings: GenerateSettings,
+    prefix: str,
+    suffix: str | None,
+    project: ProjectContext | None,
 ) -> GenerationRequest:
     """The prompt; with --project cut to the context, with text of the project in front."""
     spec = _grammar_spec(settings.form)
@@ -161,11 +165,10 @@ def _request(
         )  # fmt: skip
         return replace(request, valid=cpp_context(prefix, suffix) if settings.form.valid else None)
 
-    folder = settings.project.project
-    if folder is None or suffix is None:
+    if project is None or suffix is None:
         return ask(prefix, suffix)
     ends = token_ends(engine.tokenizer)
-    source = ProjectContext(folder, ends).source(settings.file, prefix, suffix)
+    source = project.source(settings.file, prefix, suffix)
 
     def attempt(room: int) -> tuple[GenerationRequest, int]:
         front, before, behind = truncate_with_context(prefix, suffix, room, ends, source)
@@ -173,17 +176,6 @@ def _request(
         return request, engine.num_prompt_tokens(request)
 
     return fit_prompt(engine.model.config.max_seq_len, settings.sampling.max_new_tokens, attempt)[0]
-
-
-def _project_lines(
-    engine: Engine, settings: GenerateSettings, prefix: str, suffix: str | None
-) -> RetrievedLines | None:
-    """Lines of the project that are likely what belongs into the hole."""
-    folder = settings.project.project
-    if folder is None or suffix is None or settings.form != FormSettings() or settings.num_samples > 1:
-        return None
-    context = ProjectContext(folder, token_ends(engine.tokenizer), settings.project.project_lines)
-    return context.lines(settings.file, prefix, suffix)
 
 
 def _retrieved(lines: RetrievedLines, step: int, prefix: str, suffix: str) -> Report:
@@ -201,8 +193,7 @@ def _in_place(prefix: str, text: str, suffix: str | None) -> str:
 
 
 def _print(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    print(text, end="", flush=True)
 
 
 def _limits(settings: GenerateSettings) -> SchedulerLimits:

@@ -6,7 +6,6 @@ import getpass
 import subprocess
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from cpplm.cli.report import Report, escape_control, text_table
@@ -86,11 +85,7 @@ def plan(settings: PlanSettings) -> Report:
 
 
 def open_backend(name: str, project: str = "", options: tuple[str, ...] = ()) -> Backend:
-    """The backend of a name.
-
-    Raises:
-        UserError: it cannot be used here.
-    """
+    """The backend of a name; UserError where it cannot be used here."""
     if name == "cloud":
         return CloudTpu(project)
     return Slurm(options) if name == "slurm" else Local()
@@ -261,4 +256,4 @@ def sky(settings: SkySettings) -> Report:
     """Write a task for SkyPilot."""
     out = settings.out.expanduser()
     Storage(out.parent, create=True).write(out.name, sky_task(_read(settings)).encode())
-    return Report(f"sky jobs launch {Path(out)}", {"task": str(out)})
+    return Report(f"sky jobs launch {out}", {"task": str(out)})

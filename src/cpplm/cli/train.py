@@ -49,11 +49,7 @@ def summary_report(summary: RunSummary) -> Report:
 
 
 def import_backend(backend: str, device_type: str) -> bool:
-    """Import JAX's backend, which registers itself, for a run that it trains; True then.
-
-    Raises:
-        UserError: JAX is not installed.
-    """
+    """Import JAX's backend, which registers itself, for a run that it trains; True, or UserError, then."""
     if not trains_with_jax(backend, device_type):
         return False
     if importlib.util.find_spec("jax") is None:

@@ -104,11 +104,7 @@ def slice_types(generation: str = "") -> list[SliceType]:
 
 
 def check_zones(kind: SliceType, zones: tuple[str, ...]) -> None:
-    """Refuse a zone of which nobody has noted that it has such chips.
-
-    Raises:
-        UserError: names the zones that have.
-    """
+    """Refuse a zone that is not noted to have such chips, with UserError that names those that are."""
     for zone in zones:
         if zone not in kind.generation.zones:
             raise UserError(

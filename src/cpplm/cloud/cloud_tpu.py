@@ -13,7 +13,7 @@ from typing import Any
 from typing_extensions import override
 
 from cpplm.cloud.backend import Backend, CloudError, Fault, Node, NodeRequest, NodeState
-from cpplm.core.errors import UserError
+from cpplm.core.errors import UserError, import_extra
 
 ENDPOINT = "CPPLM_TPU_ENDPOINT"
 TIMEOUT = 20.0  # seconds for one request; a watcher's lease outlasts it
@@ -41,14 +41,7 @@ class CloudTpu(Backend):
             UserError: the library, the credentials or the project are missing.
         """
         os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else its C library writes to stderr
-        try:
-            from google.cloud import tpu_v2  # noqa: PLC0415  (an extra, and slow)
-        except ImportError as error:
-            raise UserError(
-                "Cloud TPU needs the package google-cloud-tpu, which is not installed",
-                fix="pip install 'cpplm[cloud]'",
-            ) from error
-        self._api: Any = tpu_v2
+        self._api = import_extra("google.cloud.tpu_v2", "Cloud TPU (google-cloud-tpu) needs", "cloud")
         endpoint = os.environ.get(ENDPOINT, "")
         self._client, self._project = self._loopback(endpoint, project) if endpoint else self._real(project)
 
@@ -82,11 +75,7 @@ class CloudTpu(Backend):
         return self._api.TpuClient(credentials=credentials), project or str(default)
 
     def _call(self, method: Callable[..., Any], **request: Any) -> Any:
-        """One request, without the library's own retries.
-
-        Raises:
-            CloudError: it failed, or took too long.
-        """
+        """One request, without the library's own retries; CloudError if it fails or takes too long."""
         from google.api_core import exceptions as api  # noqa: PLC0415
         from google.auth.exceptions import GoogleAuthError  # noqa: PLC0415
 

@@ -161,11 +161,7 @@ def write_spec(run: Storage, spec: RunSpec) -> RunSpec:
 
 
 def read_spec(run: Storage) -> RunSpec:
-    """The specification of a run.
-
-    Raises:
-        UserError: there is none, or it cannot be read.
-    """
+    """The specification of a run; UserError if there is none, or it cannot be read."""
     if not run.exists(SPEC):
         raise UserError(f"{run.location} is no run of 'cpplm tpu run' (no {SPEC})", fix="Check the URL.")
     return from_dict(RunSpec, run.read_json(SPEC), where=run.path(SPEC))

@@ -100,7 +100,9 @@ def _pack_source() -> tuple[str, bytes]:
         )
     files = [root / name for name in _BESIDE if (root / name).exists()]
     files += [
-        path for path in sorted((root / "src" / "cpplm").rglob("*")) if path.is_file() and _is_source(path)
+        path
+        for path in sorted((root / "src" / "cpplm").rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix not in (".pyc", ".so")
     ]
     buffer = io.BytesIO()
     with (
@@ -113,7 +115,3 @@ def _pack_source() -> tuple[str, bytes]:
             entry.mode = 0o644
             archive.addfile(entry, io.BytesIO(path.read_bytes()))
     return f"cpplm-{cpplm.__version__}.tar.gz", buffer.getvalue()
-
-
-def _is_source(path: Path) -> bool:
-    return "__pycache__" not in path.parts and path.suffix not in (".pyc", ".so")

@@ -24,6 +24,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+from packaging.requirements import Requirement
+
 from cpplm.core.errors import UserError
 from cpplm.core.hardware import count_tpus
 from cpplm.core.preemption import metadata_host, read_metadata
@@ -149,14 +151,13 @@ def versions(machine: Machine) -> Finding:
     if machine.jax.error and "PJRT" in told and re.search(r"_Args size|version", told):
         return "failure", f"libtpu and JAX speak different versions of PJRT: {machine.jax.error}"
     wrong = []
-    for requirement in machine.required("jax") or [] if machine.installed("jax") else []:
-        package, _, extra = requirement.partition(";")
-        match = re.fullmatch(r"\s*(libtpu|jaxlib)\s*(.*?)\s*", package)
-        if match is None or (extra and not re.search(r"extra == [\"']tpu[\"']", extra)):
-            continue
-        found = machine.installed(match[1])
-        if found and not _satisfies(found, match[2]):
-            wrong.append(f"{match[1]} {found}, but JAX {machine.installed('jax')} needs {match[2]}")
+    for needed in map(Requirement, machine.required("jax") or [] if machine.installed("jax") else []):
+        applies = needed.marker is None or needed.marker.evaluate({"extra": "tpu"})
+        found = machine.installed(needed.name) if applies and needed.name in ("libtpu", "jaxlib") else ""
+        if found and not needed.specifier.contains(found, prereleases=True):
+            wrong.append(
+                f"{needed.name} {found}, but JAX {machine.installed('jax')} needs {needed.specifier}"
+            )
     return ("failure", "; ".join(sorted(set(wrong)))) if wrong else ("ok", "made for each other")
 
 
@@ -261,23 +262,6 @@ def huge_pages(machine: Machine) -> Finding:
     if "[always]" in enabled or reserved not in ("", "0"):
         return "ok", f"transparent: {enabled or 'unknown'}; reserved: {reserved or 0}"
     return "warning", f"transparent huge pages are {enabled or 'unknown'}, and none is reserved"
-
-
-def _satisfies(version: str, specifiers: str) -> bool:
-    """True for 0.10.2 and "<=0.10.2,>=0.10.1", or "==0.10.*"."""
-    for specifier in filter(None, specifiers.split(",")):
-        operator, wanted = re.fullmatch(r"\s*([<>=!~]+)\s*([\w.*]+)\s*", specifier).groups()  # type: ignore[union-attr]
-        if operator == "==" and not f"{version}.".startswith(f"{wanted.removesuffix('*').rstrip('.')}."):
-            return False
-        if operator in ("<=", "<") and not _number(version) <= _number(wanted):
-            return False
-        if operator in (">=", ">", "~=") and not _number(version) >= _number(wanted):
-            return False
-    return True
-
-
-def _number(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:4])
 
 
 def _holders(machine: Machine) -> Iterator[str]:

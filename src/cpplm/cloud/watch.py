@@ -283,11 +283,7 @@ class Watcher:
 
 
 def read_state(run: Storage) -> WatchState:
-    """The state of the last watcher of a run; that of the start if there was none.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """State of the last watcher of a run; of the start if there was none; UserError if it is unreadable."""
     names = [name for name in run.list_names("watcher") if re.fullmatch(r"watcher/state_\d+\.json", name)]
     if not names:
         return WatchState()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-# Dense bfloat16 operations per second, in 10^12, by a part of the device's name; from the makers' data
-# sheets. The first match counts.
+# Dense bfloat16 operations per second, in 10^12, by a part of the device's name. The first match counts.
 PEAK_TERAFLOPS = {
     "B300": 2500.0,
     "GB200": 2500.0,

@@ -50,11 +50,7 @@ class HubLocation:
 
     @classmethod
     def parse(cls, url: str) -> HubLocation:
-        """Read a URL.
-
-        Raises:
-            UserError: it is not one of this form.
-        """
+        """Read a URL; UserError if it is not of this form."""
         match = _LOCATION.fullmatch(url)
         if match is None:
             raise UserError(
@@ -93,11 +89,7 @@ class HubLocation:
         return replace(self, revision=str(self.look_up().sha))
 
     def look_up(self, *, files: bool = False) -> ModelInfo | DatasetInfo:
-        """The hub's record of the repository; with `files` also their sizes.
-
-        Raises:
-            UserError: as `pin`.
-        """
+        """The hub's record of the repository; with `files` also their sizes. UserError as of `pin`."""
         hub = _connect()
         ask = hub.dataset_info if self.kind == "dataset" else hub.model_info
         return _try(
@@ -250,11 +242,7 @@ def push(source: Path, repository: str, *, revision: str, private: bool, stale: 
 
 
 def _connect() -> HfApi:
-    """The library's client, without its bars and warnings, and with a time-out, which it has for files alone.
-
-    Raises:
-        UserError: the library is not installed.
-    """
+    """The library's client, without bars and warnings, with a time-out; UserError if it is not installed."""
     library = import_extra("huggingface_hub", "the hub needs", "hub")
     import_extra("huggingface_hub.utils", "the hub needs", "hub").disable_progress_bars()
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)

@@ -41,11 +41,7 @@ def read_run_log(path: Path) -> list[dict[str, Any]]:
 
 
 def run_folder(run: str | Path) -> Path:
-    """The local folder of a run, for its log and page.
-
-    Raises:
-        UserError: it is not a run folder.
-    """
+    """The local folder of a run, for its log and page; UserError if it is none."""
     path = Path(run).expanduser()
     if not (path / LOG).exists():
         raise UserError(

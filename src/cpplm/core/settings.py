@@ -50,7 +50,7 @@ class Argument:
 
 
 def short_flag(*letters: str) -> Any:
-    """For the annotation of a setting: `Annotated[int, short("k")]` is the flag -k too."""
+    """For the annotation of a setting: `Annotated[int, short_flag("k")]` is the flag -k too."""
     return tyro.conf.arg(aliases=[f"-{letter}" for letter in letters])
 
 
@@ -271,11 +271,7 @@ class FlagParser(argparse.ArgumentParser):
 
 
 def _positional_last(cls: type, recipe: list[str], arguments: list[str]) -> list[str]:
-    """All arguments, with the one that may stand without its flag behind "--", however it was given.
-
-    Raises:
-        UserError: it was given both ways.
-    """
+    """All arguments, the positional one behind "--"; UserError if it is given twice."""
     setting = next((each for each in _list_settings(cls) if each.argument and each.argument.positional), None)
     if setting is None or setting.argument is None:
         return [*recipe, *arguments]

@@ -13,9 +13,7 @@ Offsets count bytes of the UTF-8 text, not characters.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import IntEnum
-from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,14 +40,6 @@ class SpanKind(IntEnum):
     FUNCTION = 3  # a whole definition, from `template` or its first specifier to the end of its body
     ARGUMENTS = 4  # of a call, "(" to ")"
     CONDITION = 5  # of `if`, `while`, `do` or `switch`, "(" to ")"
-
-
-class Span(NamedTuple):
-    """Bytes `start` to `end` (exclusive) of a document's UTF-8 text."""
-
-    start: int
-    end: int
-    kind: SpanKind
 
 
 def pack_spans(spans: SpanTable) -> bytes:
@@ -81,15 +71,3 @@ def unpack_spans(data: bytes) -> SpanTable:
     lengths = sum(planes[1 + _GAP_PLANES + plane] << (8 * plane) for plane in range(_LENGTH_PLANES))
     starts = np.cumsum(gaps, dtype=np.int32)
     return np.stack([starts, starts + lengths, planes[0]], axis=1).astype(np.int32, copy=False)
-
-
-def read_spans(row: Mapping[str, Any]) -> list[Span]:
-    """The spans of one row of a corpus; empty when it was written without them.
-
-    Raises:
-        ValueError: the column holds something else.
-    """
-    packed = row.get(SPANS_COLUMN)
-    if packed is None:
-        return []
-    return [Span(start, end, SpanKind(kind)) for start, end, kind in unpack_spans(packed).tolist()]

@@ -59,11 +59,7 @@ def split_step(run: str) -> tuple[str, int | None]:
 
 
 def require_path(location: str | Path) -> None:
-    """Refuse a local path, also one of hf:DIR, at which nothing is; a bucket is not looked at.
-
-    Raises:
-        UserError: no such folder or file.
-    """
+    """Refuse with UserError a local path, also of hf:DIR, at which nothing is; no bucket is looked at."""
     path = str(location).removeprefix("hf:")
     if not is_bucket(location) and not Path(path).expanduser().exists():
         raise UserError(f"no such folder or file: {path}", fix="Check the path.")
@@ -206,21 +202,13 @@ class Storage:
         return sorted(self.sizes(prefix))
 
     def sizes(self, prefix: str = "") -> dict[str, int]:
-        """Bytes of each object below the folder `prefix`, by name.
-
-        Raises:
-            UserError: as `list_names`.
-        """
+        """Bytes of each object below the folder `prefix`, by name; UserError as of `list_names`."""
         with self._explained("list", prefix):
             batches = list(self._store.list(prefix=prefix or None))
         return {entry["path"]: entry["size"] for batch in batches for entry in batch}
 
     def modified(self, name: str) -> datetime:
-        """Time at which the object was written, by the clock of the store.
-
-        Raises:
-            UserError: as `read`.
-        """
+        """Time at which the object was written, by the clock of the store; UserError as of `read`."""
         with self._explained("read", name):
             return self._store.head(name)["last_modified"]
 

@@ -4,10 +4,11 @@ For a text x of n bytes, as tokens t_1 ... t_m behind a start token:
 
     bits per byte = -1/n * sum over i of log2 p(t_i | start token, t_1 ... t_(i-1))
 
-with at least half of the model's context before each token, or all there is (see `windows.py`). The bits of
-several texts are added and divided by their bytes. Bytes belong to the text and not to the tokenizer, so any
-two models can be compared; 8 is what plain text takes. The interval is the bootstrap's (Efron 1979): texts
-are drawn with replacement as many times as there are, 1,000 times over, and 95 % of the figures lie in it.
+with at least half of the model's context before each token, or all there is (see `sliding_window.py`). The
+bits of several texts are added and divided by their bytes. Bytes belong to the text and not to the tokenizer,
+so any two models can be compared; 8 is what plain text takes. The interval is the bootstrap's (Efron 1979):
+texts are drawn with replacement as many times as there are, 1,000 times over, and 95 % of the figures lie in
+it.
 """
 
 from __future__ import annotations
@@ -33,11 +34,7 @@ _SHOWN_PROJECTS = 20
 
 
 def resolve_context(settings: BpbSettings, model: CodeModel) -> int:
-    """The context to measure with.
-
-    Raises:
-        UserError: the model has less.
-    """
+    """The context to measure with; UserError if the model has less."""
     if settings.context > model.max_context:
         raise UserError(
             f"--context {settings.context:,}: {model.name} has {model.max_context:,} tokens in view"

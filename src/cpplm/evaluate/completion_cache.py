@@ -23,7 +23,8 @@ from cpplm.core.errors import UserError
 from cpplm.core.jsonl import ResumableJsonl
 from cpplm.core.locking import exclusive_lock
 from cpplm.core.storage import sha256
-from cpplm.evaluate.models.code_model import CodeModel, CodePrompt, Completion, StopCondition
+from cpplm.evaluate.models.code_model import CodeModel, CodePrompt, Completion
+from cpplm.generate.sequence import StopCondition
 from cpplm.generate.settings import SamplingSettings
 
 FOLDER = "completions"

@@ -5,8 +5,8 @@ Stored as JSON Lines, one problem per line. Three formats are read, told apart b
     ours          the fields of `Problem`, all required: `problem_sets/cpp_small.jsonl`, written for cpplm: 21
                   problems, a third of them easy, medium and hard
     HumanEvalPack task_id, prompt, canonical_solution, buggy_solution, test, and more that is not read:
-                  `problems/humanevalpack_cpp.jsonl`, 164 problems (see NOTICE.txt beside it); HumanEval-X is
-                  the same without buggy_solution
+                  `problem_sets/humanevalpack_cpp.jsonl`, 164 problems (see NOTICE.txt beside it); HumanEval-X
+                  is the same without buggy_solution
     MultiPL-E     name, prompt, tests, stop_tokens: no solutions; the tests begin with the brace that closes
                   the function
 """
@@ -131,11 +131,7 @@ def _multipl_e(values: Mapping[str, Any], where: str) -> Problem:
 
 
 def _texts(values: Mapping[str, Any], names: list[str], where: str) -> dict[str, str]:
-    """The values of required fields.
-
-    Raises:
-        UserError: one is missing, no text, or empty.
-    """
+    """The values of required fields; UserError where one is missing, no text, or empty."""
     for name in names:
         if name not in values:
             raise UserError(f"{where}: field {name!r} is missing")

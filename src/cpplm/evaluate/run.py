@@ -80,9 +80,8 @@ class Evaluation:
             UserError: it could not be stored; found before anything is measured.
         """
         storage = self._storage
-        results = storage.read_json(FILE) if storage is not None and storage.exists(FILE) else {}
         inputs = {**self.model.identity, **settings}
-        old = results.get(name)
+        old = self._stored().get(name)
         if old is not None and old["inputs"] == inputs:
             return old
         if storage is not None:
@@ -94,8 +93,12 @@ class Evaluation:
             "seconds": round(time.perf_counter() - begin, 2),
         }
         if storage is not None:
-            storage.write_json(FILE, {**results, name: result})
+            storage.write_json(FILE, {**self._stored(), name: result})  # others may have written meanwhile
         return result
+
+    def _stored(self) -> dict[str, Any]:
+        storage = self._storage
+        return storage.read_json(FILE) if storage is not None and storage.exists(FILE) else {}
 
     @property
     def folder(self) -> Path | None:

@@ -101,7 +101,8 @@ def _score_group(
     ]
     jobs.sort(key=lambda job: job[1].end - job[1].begin, reverse=True)
     while jobs:
-        longest = _rounded(jobs[0][1].end - jobs[0][1].begin, context)
+        longest = jobs[0][1].end - jobs[0][1].begin
+        longest = min(context, -(-longest // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE)
         taken = max(1, min(rows, batch_tokens // longest))
         batch, jobs = jobs[:taken], jobs[taken:]
         nats_BT = losses(*_tensors(documents, batch, start_id, longest)).double().cpu().numpy()
@@ -110,10 +111,6 @@ def _score_group(
             scored[number].bits[inside] = nats_BT[row, inside - window.begin] / math.log(2)
             scored[number].context[inside] = inside - window.begin + 1
     return scored
-
-
-def _rounded(length: int, context: int) -> int:
-    return min(context, -(-length // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE)
 
 
 def _tensors(

@@ -101,13 +101,16 @@ def _guards(evaluation: Evaluation, settings: TaskEvalSettings) -> dict[str, flo
 def _shown(graded: list[list[GradedAnswer]]) -> list[dict[str, Any]]:
     """Every task with what each model wrote, for people who look."""
     return [
-        {"key": row[0].item.key, "kind": row[0].item.kind, "answers": [_answer(each) for each in row]}
+        {
+            "key": row[0].item.key,
+            "kind": row[0].item.kind,
+            "answers": [
+                {"text": each.text, "reward": each.grade.reward, "outcome": each.grade.outcome}
+                for each in row
+            ],
+        }
         for row in zip(*graded, strict=True)
     ]
-
-
-def _answer(graded: GradedAnswer) -> dict[str, Any]:
-    return {"text": graded.text, "reward": graded.grade.reward, "outcome": graded.grade.outcome}
 
 
 def format_comparison(result: dict[str, Any]) -> str:

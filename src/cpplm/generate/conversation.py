@@ -68,12 +68,13 @@ class Conversation:
     def __init__(self, engine: Engine, settings: SamplingSettings, system: str = "") -> None:
         """Nothing said yet, but by the system."""
         self._engine, self._settings, self._system = engine, settings, system
-        self.messages: list[dict[str, Any]] = []
         self.clear()
 
     def clear(self) -> None:
         """Begin anew."""
-        self.messages = [{"role": "system", "content": self._system}] if self._system else []
+        self.messages: list[dict[str, Any]] = (
+            [{"role": "system", "content": self._system}] if self._system else []
+        )
 
     def add_turn(self, text: str) -> GenerationRequest:
         """The request of an answer to what the user says; tell what comes of it to `add_event`."""

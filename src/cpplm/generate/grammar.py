@@ -146,13 +146,10 @@ class Matcher:
 
     def advance(self, token: int, skip: int = 0) -> None:
         """Take a token that is no special one, without so many bytes at its beginning."""
-        ids = self._behind(token, skip) if skip else [token]
+        ids = self._tokenizer.encode(self._tokenizer.decode_bytes([token])[skip:]) if skip else [token]
         if ids:
             self._matcher.consume_tokens(ids)
             self._look()
-
-    def _behind(self, token: int, skip: int) -> list[int]:
-        return self._tokenizer.encode(self._tokenizer.decode_bytes([token])[skip:])
 
     def _look(self) -> None:
         """Compute which tokens may come next, and whether that is any."""
@@ -205,11 +202,7 @@ _KEYWORDS = {
 
 
 def check_schema(root: Any) -> None:
-    """Check that all keywords of a JSON schema are known, and all references its own.
-
-    Raises:
-        ValueError: one is not.
-    """
+    """Check that all keywords of a JSON schema are known, all references its own, else ValueError."""
     patterns, joins = 0, False
     for schema in _schemas(root):
         keyed = schema.get("patternProperties")
@@ -224,11 +217,7 @@ def check_schema(root: Any) -> None:
 
 
 def _check_joins(spec: GrammarSpec) -> None:
-    """Check how many patterns a grammar could join by `&`, or by a schema in it.
-
-    Raises:
-        ValueError: too many.
-    """
+    """Refuse with ValueError a grammar that could join too many patterns by `&`, or by a schema in it."""
     if spec.kind == "grammar" and sum(map(spec.text.count, ("&", "attern", "\\u"))) > _MOST_JOINED:
         raise ValueError(f"it may have {_MOST_JOINED} patterns or & at most")
 

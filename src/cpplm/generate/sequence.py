@@ -30,7 +30,7 @@ from cpplm.tokenizer.streaming import StreamDecoder
 from cpplm.tokenizer.tokenizer import Tokenizer
 
 StopCondition = Callable[[str], bool]
-"""Whether the text written so far says all that is wanted."""
+"""True once a text that is being written is complete: all that follows would be cut off."""
 FinishReason = Literal["end", "stop", "length"]
 """Reason for the end of a continuation: the model; a stop text, `StopCondition` or a grammar; or a limit."""
 

@@ -13,7 +13,7 @@ read, and each is good for one report, so neither printing the program nor readi
 helps to forge another one. What this does not exclude: code that searches the memory of its own process for
 the words, or that changes what the tests call or compare with (an `operator==` in a part of the program that
 is not a function's body). Names, attributes and directives with which a text could do so more simply are
-refused before (`scoring.forbidden_in`).
+refused before (`scoring.find_forbidden`).
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from cpplm.judge.headers import find_missing_headers, included_headers, leading_
 from cpplm.judge.result_cache import Verdict, VerdictCache
 from cpplm.judge.scoring import Outcome, find_forbidden
 from cpplm.sandbox import precompiled
-from cpplm.sandbox.compiler import COMPILE_LIMITS, fast_linker, require_compiler
+from cpplm.sandbox.compiler import COMPILE_LIMITS, MAX_PROGRAM_BYTES, fast_linker, require_compiler
 from cpplm.sandbox.limits import MIB, ResourceLimits, RunResult
 from cpplm.sandbox.sandbox import Sandbox, SandboxError
 
@@ -42,7 +42,6 @@ COMPILER = (
 )  # fmt: skip
 TARGET = ("-include", "harness.h", "-o", "program", "program.cpp")
 RUN_LIMITS = ResourceLimits(wall_seconds=10, cpu_seconds=5, memory_bytes=512 * MIB, processes=8)
-MAX_PROGRAM_BYTES = 48 * MIB
 MAX_ANSWER_CHARS = 1 << 16
 """Characters; a model that writes more has not stopped."""
 MESSAGE_CHARACTERS = 2000
@@ -91,7 +90,7 @@ class Judge:
         cache_dir: Path | None = None,
         limits: ResourceLimits = RUN_LIMITS,
         speed_up: bool = True,
-        show_progress: bool = True,
+        quiet: bool = False,
     ) -> None:
         """Look at the compiler, and read the verdicts that are there.
 
@@ -100,7 +99,7 @@ class Judge:
             workers: programs at the same time; 0 means one per core.
             cache_dir: the folder in which verdicts are kept; None keeps them as long as this judge.
             limits: of a run.
-            show_progress: whether judging has a progress bar.
+            quiet: judge without a progress bar.
             speed_up: take the fastest linker that works, and compile common headers beforehand.
 
         Raises:
@@ -112,7 +111,7 @@ class Judge:
         self._store = VerdictCache(cache_dir)
         self._limits = limits
         self._speed_up = speed_up
-        self._quiet = not show_progress
+        self._quiet = quiet
         self._linker = fast_linker(sandbox) if speed_up else ()
         self._header_counts: Counter[tuple[str, ...]] = Counter()
         self._precompiled: dict[tuple[str, ...], Path | None] = {}
@@ -143,7 +142,7 @@ class Judge:
             for job, verdict in self._run(jobs):
                 bar.update(len(job.numbers))
                 for number in job.numbers:
-                    yield number, replace(verdict, cached=number != job.numbers[0])
+                    yield number, verdict
 
     def _key(self, counted: InstrumentedProgram, link: Sequence[str]) -> str:
         limits = (repr(COMPILE_LIMITS), repr(self._limits))

@@ -33,8 +33,6 @@ class Verdict:
     """The number in the tests."""
     assertions_passed: int
     """The number of them that were reached and never failed."""
-    cached: bool = False
-    """True if an equal program had been judged before."""
     certain: bool = True
     """False if it says as much about the machine as about the program; such verdicts are not kept."""
 
@@ -72,7 +70,7 @@ class VerdictCache:
         except (TypeError, KeyError, AttributeError, dacite.DaciteError):
             return
         if isinstance(key, str) and verdict.outcome in get_args(Outcome):
-            self._verdicts[key] = replace(verdict, cached=True)
+            self._verdicts[key] = verdict
 
     def get(self, key: str) -> Verdict | None:
         """The verdict on an equal program."""
@@ -85,9 +83,9 @@ class VerdictCache:
             UserError: the disk is full or the file cannot be written.
         """
         values = asdict(verdict)
-        del values["cached"], values["certain"]
+        del values["certain"]
         with self._lock:
-            self._verdicts[key] = replace(verdict, cached=True)
+            self._verdicts[key] = verdict
             if self._path:
                 file = JsonlFile(self._path)
                 try:

@@ -1,10 +1,11 @@
 """Scoring of completions: cutting, checks of the text, pass@k, the report.
 
-Pure functions and data; `judging.py` compiles and runs.
+Pure functions and data; `executor.py` compiles and runs.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -70,12 +71,9 @@ LAYOUT = frozenset({"space", "newline", "comment"})
 SCORING_VERSION = 2
 """Part of what results are kept with: raised whenever equal answers come to other figures."""
 
-OWN_NAMES = ("cpplm_judge", "CPPLM_ASSERT")
-"""The names of what judges a program, written into the program itself (`assertions.py`)."""
-
 _FORBIDDEN = frozenset(
     {"asm", "__asm", "__asm__", "_Pragma", "__pragma", "__attribute", "__attribute__", "gnu", "__gnu__"}
-).union(OWN_NAMES)
+).union({"cpplm_judge", "CPPLM_ASSERT"})  # what judges, written into the program itself (`assertions.py`)
 """asm can define __assert_fail, _Pragma can rename it (redefine_extname), an attribute ([[gnu::constructor]])
 can run code before everything else; what a function does needs none of them."""
 
@@ -141,8 +139,7 @@ def find_forbidden(text: str) -> str:
 def pass_at_k(samples: int, passed: int, k: int) -> float:
     """The unbiased estimate of the chance that one of k samples passes: 1 - C(n-c, k) / C(n, k).
 
-    Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1, in the product
-    form that does not overflow.
+    Source: Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1.
 
     Args:
         samples: n, how many were drawn.
@@ -154,12 +151,7 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
     """
     if not 1 <= k <= samples or not 0 <= passed <= samples:
         raise ValueError(f"pass@k needs 1 <= k <= n and 0 <= c <= n, not n={samples}, c={passed}, k={k}")
-    if samples - passed < k:
-        return 1.0
-    all_fail = 1.0
-    for i in range(samples - passed + 1, samples + 1):
-        all_fail *= 1.0 - k / i
-    return 1.0 - all_fail
+    return 1.0 - math.comb(samples - passed, k) / math.comb(samples, k)
 
 
 @dataclass(frozen=True)
@@ -203,7 +195,6 @@ class CppReport:
     def figures(self) -> dict[str, Any]:
         """Everything but the samples, for `--json` and the run log."""
         return {
-            "problems": self.overall["problems"],
             "samples_per_problem": self.num_samples,
             **self.overall,
             "by_difficulty": self.by_difficulty,

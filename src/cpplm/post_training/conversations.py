@@ -303,11 +303,7 @@ def _render_ids(ids: Any, tokenizer: Tokenizer | ChatTokenizer) -> tuple[str, Re
 
 
 def require_answers(turns: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a conversation that does not end with an answer, or in which the assistant writes nothing.
-
-    Raises:
-        UserError: it is one.
-    """
+    """Refuse with UserError a conversation that ends with no answer, or whose assistant writes nothing."""
     if turns[-1]["role"] != "assistant":
         raise UserError("the last message is not the assistant's")
     for turn in turns:

@@ -19,6 +19,7 @@ COMPILE_LIMITS = ResourceLimits(
     scratch_bytes=64 * MIB,
     open_files=256,
 )
+MAX_PROGRAM_BYTES = 48 * MIB
 _LINKERS = {
     "mold": ("-fuse-ld=mold", "-Wl,--no-threads"),
     "lld": ("-fuse-ld=lld", "-Wl,--threads=1"),
@@ -43,11 +44,7 @@ def require_compiler(sandbox: Sandbox) -> str:
 
 
 def check_mounts(sandbox: Sandbox, folders: Iterable[Path]) -> None:
-    """Check that each folder of the host can be read from inside.
-
-    Raises:
-        UserError: one cannot; the message names it.
-    """
+    """Check that each folder of the host can be read from inside, else UserError, which names it."""
     for folder in folders:
         try:
             result = sandbox.run({}, ["ls", "folder/"], COMPILE_LIMITS, folders={"folder": folder})

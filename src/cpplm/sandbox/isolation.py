@@ -217,11 +217,7 @@ def install_filter(program: bytes) -> None:
 
 
 def verify_isolation() -> None:
-    """Refuse to go on unless reading the harness's file and opening sockets fail from here.
-
-    Raises:
-        PermissionError: one of them worked.
-    """
+    """Raise PermissionError unless reading the harness's file and opening sockets fail from here."""
     try:
         os.close(os.open(CANARY, os.O_RDONLY))
     except OSError:

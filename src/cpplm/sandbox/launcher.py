@@ -122,12 +122,12 @@ def exec_child(request: LaunchRequest, errors: int) -> None:
         os._exit(127)
 
 
-def start_program(request: LaunchRequest) -> int:
-    """Fork the program; its process id.
+class StartError(Exception):
+    """The program could not be started; the text begins with "absent" or "broken"."""
 
-    Raises:
-        RuntimeError: it could not be started; the text begins with "absent" or "broken".
-    """
+
+def start_program(request: LaunchRequest) -> int:
+    """Fork the program; its process id, or StartError."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -138,7 +138,7 @@ def start_program(request: LaunchRequest) -> int:
         trouble = pipe.read(2000).decode(errors="replace")  # ends at exec
     if trouble:
         os.waitpid(pid, 0)
-        raise RuntimeError(trouble)
+        raise StartError(trouble)
     return pid
 
 
@@ -339,7 +339,7 @@ def main() -> None:
                 wait_for_namespace_init(holder)
                 return
         build_and_supervise(request, status_pipe)
-    except RuntimeError as error:
+    except StartError as error:
         reason, _, note = str(error).partition(" ")
         report(status_pipe, (reason, 0, 0, 0), [], note)
     except BaseException as error:

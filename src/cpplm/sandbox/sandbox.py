@@ -272,7 +272,9 @@ def _run_launcher(message: bytes, limits: ResourceLimits, fetch_bytes: int) -> _
         if cut:
             _stop(process)
     finally:
-        _kill_group(process)
+        with suppress(ProcessLookupError):  # before it is reaped, while its id cannot be anybody else's
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
         for pipe in (process.stdin, process.stdout, process.stderr):
             if pipe:
                 pipe.close()
@@ -310,21 +312,11 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     os.close(launcher)
 
 
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill the launcher and its process group, then reap it.
-
-    The group is signaled before the launcher is reaped, while its id cannot belong to anybody else.
-    """
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
 def _result(reply: _LauncherReply, limits: ResourceLimits, names: list[str], mode: Mode) -> RunResult:
     """Interpret the launcher's report.
 
     Raises:
-        SandboxError: there is none, or it says that the isolation could not be set up.
+        SandboxError: there is none, it is none that is known, or the isolation could not be set up.
     """
     if reply.cut:
         return RunResult(reply.cut, None, None, reply.stdout, reply.stderr, reply.wall_seconds, 0.0)
@@ -339,6 +331,8 @@ def _result(reply: _LauncherReply, limits: ResourceLimits, names: list[str], mod
         raise SandboxError(rest.decode(errors="replace"))
     if event == "absent":
         return RunResult("start", None, None, reply.stdout, rest, wall, cpu)
+    if event not in {"exit", "timeout", "memory", "disk"}:
+        raise SandboxError(f"the launcher reports {event!r}: {rest.decode(errors='replace')}")
     files: dict[str, bytes] = {}
     for name, length in zip(names, map(int, fields[4:]), strict=True):
         if length:

@@ -18,7 +18,6 @@ from cpplm.core.progress import log_info
 from cpplm.generate.project.context import ProjectContext
 from cpplm.generate.tools.toolbox import ToolBox
 from cpplm.generate.truncation import token_ends
-from cpplm.serve import page_routes
 from cpplm.serve.api.chat import add_chat
 from cpplm.serve.api.completions import add_completions
 from cpplm.serve.api.infill import add_infill
@@ -28,6 +27,7 @@ from cpplm.serve.async_engine import AsyncEngine
 from cpplm.serve.errors import ApiError, add_error_handlers, response_docs
 from cpplm.serve.metrics import CONTENT_TYPE, Metrics
 from cpplm.serve.middleware import RequestGate
+from cpplm.serve.page_routes import add_page
 from cpplm.serve.request_builder import ServedModel
 from cpplm.serve.response_models import Health, ModelEntry, ModelList
 from cpplm.serve.server import run_server
@@ -94,8 +94,8 @@ def build(model: ServedModel, settings: ServeSettings, adapters: Sequence[Served
     add_llama_cpp(routes, services[0].builder, slots=settings.batch.max_batch)
     if settings.weights_dir is not None:
         add_reload(routes, engines[0], settings.weights_dir)
+    add_page(routes, settings.page)
     app.include_router(routes)
-    app.include_router(page_routes.router(settings.page))
     add_error_handlers(app)
     for methods in app.openapi()["paths"].values():
         for operation in methods.values():  # the framework's own status of a wrong body: never sent here

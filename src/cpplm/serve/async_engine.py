@@ -28,7 +28,7 @@ from typing import TypeVar
 from cpplm.core.errors import UserError
 from cpplm.generate.engine import Engine
 from cpplm.generate.prompt_scoring import PromptScorer
-from cpplm.generate.scheduler import Scheduler, TokenEvent
+from cpplm.generate.scheduler import TokenEvent
 from cpplm.generate.sequence import GenerationRequest, TokenLogprob
 from cpplm.generate.settings import SchedulerLimits
 from cpplm.model.transformer import Transformer
@@ -98,6 +98,7 @@ class AsyncEngine:
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._streams: set[RequestStream] = set()
         self._scores: set[asyncio.Future[list[TokenLogprob]]] = set()
+        self._replacements: set[asyncio.Future[None]] = set()
         self._durations: deque[float] = deque(maxlen=_NUM_DURATIONS)
         self._thread = threading.Thread(target=self._run, name="cpplm-model", daemon=True)
         self._stopping = False
@@ -137,6 +138,8 @@ class AsyncEngine:
             stream.publish(ShutdownError())
         for future in self._scores:
             resolve(future, ShutdownError())
+        for replacement in self._replacements:
+            resolve(replacement, ShutdownError())
 
     @contextlib.asynccontextmanager
     async def generate(
@@ -165,7 +168,13 @@ class AsyncEngine:
             self._durations.append(time.monotonic() - begin)
 
     async def replace_model(self, model: Transformer) -> None:
-        """Go on with another model of the same shape; what is under way ends with `EngineError`."""
+        """Go on with another model of the same shape; what is under way ends with `EngineError`.
+
+        Raises:
+            EngineError: the thread does not run.
+            ShutdownError: the server stops.
+        """
+        self._check_capacity(admitted=True)
         future: asyncio.Future[None] = self._loop.create_future()
 
         def replace() -> None:
@@ -173,8 +182,12 @@ class AsyncEngine:
             self._restart(EngineError("the model was replaced by another"))
             self._callbacks.append(lambda: resolve(future, None))
 
+        self._replacements.add(future)
         self._commands.put(replace)
-        await future
+        try:
+            await future
+        finally:
+            self._replacements.discard(future)
 
     async def score(self, ids: Sequence[int], count: int) -> list[TokenLogprob]:
         """Log-probabilities of each token of a prompt but the first, with `count` likeliest ones beside it.
@@ -268,7 +281,7 @@ class AsyncEngine:
         for stream in set(self._by_id.values()):
             self._publish(stream, error)
         self._by_id.clear()
-        self.scheduler = Scheduler(self.engine.model, self.engine.tokenizer, self._limits)
+        self.scheduler = self.engine.scheduler(self._limits)
 
     def _publish(self, stream: RequestStream, event: tuple[int, TokenEvent] | Exception) -> None:
         self._callbacks.append(lambda: stream.publish(event))

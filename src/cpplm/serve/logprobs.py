@@ -45,7 +45,7 @@ class LogprobBuffer:
 
         Args:
             tokenizer: the model's.
-            skip: bytes at the beginning that are no part of the text (`Request.prefix`).
+            skip: bytes at the beginning that are no part of the text (`GenerationRequest.prefix`).
             offset: characters in front of the text.
             has_ids: list every token as it comes, also what ends the text.
             has_end: list the special token that ends the text, behind it.
@@ -123,9 +123,9 @@ def chat_logprobs(tokens: Sequence[ListedToken]) -> list[ChatToken]:
     """List tokens as the chat endpoint does."""
     return [
         ChatToken(
-            token=_text(token.data), bytes=list(token.data), logprob=token.logprob or 0.0,
+            token=token.data.decode("utf-8", "replace"), bytes=list(token.data), logprob=token.logprob or 0.0,
             top_logprobs=[
-                LikelyToken(token=_text(data), bytes=list(data), logprob=logprob)
+                LikelyToken(token=data.decode("utf-8", "replace"), bytes=list(data), logprob=logprob)
                 for data, logprob in token.likeliest
             ],
         )
@@ -135,10 +135,6 @@ def chat_logprobs(tokens: Sequence[ListedToken]) -> list[ChatToken]:
 
 def _likeliest(tokenizer: Tokenizer, token: TokenLogprob) -> tuple[tuple[bytes, float], ...]:
     return tuple((tokenizer.decode_bytes([id_]), logprob) for id_, logprob in token.likeliest)
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "replace")
 
 
 def _name(data: bytes) -> str:

@@ -68,17 +68,13 @@ class Metrics:
         )  # fmt: skip
         for name, meaning, look in looks:
             gauge = Gauge(name, meaning, registry=self.registry)
-            gauge.set_function(partial(_total, look, engines))
+            gauge.set_function(partial(lambda look: float(sum(map(look, engines))), look))
         up = Gauge("cpplm_model_up", "Whether the model's thread runs", registry=self.registry)
         up.set_function(lambda: float(all(engine.alive for engine in engines)))
 
     def text(self) -> bytes:
         """Return all figures in Prometheus' text format."""
         return generate_latest(self.registry)
-
-
-def _total(look: Callable[[AsyncEngine], float], engines: Sequence[AsyncEngine]) -> float:
-    return float(sum(map(look, engines)))
 
 
 class _GeneratedTokens(Collector):

@@ -12,8 +12,8 @@ from pathlib import PurePath
 
 from pydantic import BaseModel
 
-from cpplm.generate.tools.programs import MAX_PROGRAM_BYTES, RUN_LIMITS
-from cpplm.sandbox.compiler import COMPILE_LIMITS
+from cpplm.generate.tools.programs import RUN_LIMITS
+from cpplm.sandbox.compiler import COMPILE_LIMITS, MAX_PROGRAM_BYTES
 from cpplm.sandbox.limits import MIB, Reason, RunResult
 from cpplm.sandbox.sandbox import Sandbox
 from cpplm.serve.errors import ApiError

@@ -32,15 +32,9 @@ class CompileRequest(Strict, RequestBody):
     stdin: str = Field(default="", description="What it reads when it runs.")
 
 
-def router(settings: PageSettings) -> APIRouter:
-    """GET / and /page/{file}, POST /api/compile."""
-    routes = APIRouter()
+def add_page(routes: APIRouter, settings: PageSettings) -> None:
+    """Add GET / and /page/{file}, POST /api/compile."""
     add_files(routes, {path.name: path.read_bytes() for path in _FOLDER.iterdir()})
-    _add_compile(routes, settings)
-    return routes
-
-
-def _add_compile(routes: APIRouter, settings: PageSettings) -> None:
     places = threading.BoundedSemaphore(settings.compiles_at_once) if settings.compiles_at_once else None
     errors = {**response_docs(CompileResponse), 503: {"model": ErrorBody, "description": _NOT_HERE}}
 

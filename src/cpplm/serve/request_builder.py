@@ -82,11 +82,7 @@ class RequestBuilder:
     # ---- limits ---------------------------------------------------------------------------------------
 
     def check(self, params: SamplingParams, *, prompts: int = 1) -> None:
-        """Refuse too many choices: prompts times completions of each.
-
-        Raises:
-            ApiError: that was asked for.
-        """
+        """Refuse too many choices, prompts times completions of each, with ApiError."""
         count = prompts * params.num_choices
         if count > self._settings.max_choices:
             raise ApiError(
@@ -95,20 +91,12 @@ class RequestBuilder:
             )  # fmt: skip
 
     def check_generates(self, params: SamplingParams) -> None:
-        """Refuse a limit of 0 tokens where nothing but text can be the response.
-
-        Raises:
-            ApiError: that was asked for.
-        """
+        """Refuse with ApiError a limit of 0 tokens where nothing but text can be the response."""
         if not self.max_new_tokens(params):
             raise ApiError(400, "ask for 1 token at least", code="invalid_value", param="max_tokens")
 
     def check_supports_fim(self, param: str) -> None:
-        """Refuse a suffix where the model was not trained to fill in.
-
-        Raises:
-            ApiError: it was not.
-        """
+        """Refuse a suffix with ApiError where the model was not trained to fill in."""
         if not self.model.supports_fim:
             raise ApiError(
                 400, "this model was not trained to fill in: leave the suffix out",
@@ -116,11 +104,7 @@ class RequestBuilder:
             )  # fmt: skip
 
     def check_ids(self, ids: list[int], param: str) -> None:
-        """Refuse token ids that are not of the model's vocabulary.
-
-        Raises:
-            ApiError: one is beyond it.
-        """
+        """Refuse with ApiError token ids that are not of the model's vocabulary."""
         vocab_size = self._tokenizer.vocab_size
         unknown = next((id_ for id_ in ids if id_ >= vocab_size), None)
         if unknown is not None:
@@ -128,21 +112,13 @@ class RequestBuilder:
             raise ApiError(400, message, code="invalid_value", param=param)
 
     def check_length(self, characters: int, param: str = "prompt") -> None:
-        """Refuse a text that cannot fit before it is tokenized, which would take long.
-
-        Raises:
-            ApiError: it is too long.
-        """
+        """Refuse a text that cannot fit (ApiError) before it is tokenized, which would take long."""
         if characters > self._max_bytes:
             tokens = f"more than {characters * self.model.context // self._max_bytes}"
             raise too_long(tokens, self.model.context, param)
 
     def check_room(self, request: GenerationRequest) -> GenerationRequest:
-        """Return the request, if there is room in the context for a token behind its prompt.
-
-        Raises:
-            ApiError: there is none.
-        """
+        """Return the request if the context has room for a token behind its prompt, else ApiError."""
         tokens = self.model.engine.num_prompt_tokens(request)
         if tokens >= self.model.context:
             raise too_long(tokens, self.model.context, "prompt")

@@ -81,11 +81,7 @@ class RequestBody(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def reject_surrogates(cls, data: Any) -> Any:
-        """JSON can hold half of a surrogate pair, which is no text and could not be answered with.
-
-        Raises:
-            ValueError: this does.
-        """
+        """Refuse half of a surrogate pair, which JSON can hold and which is no text, with ValueError."""
         values = [data]
         while values:
             value = values.pop()
@@ -151,8 +147,13 @@ class BasicSampling(RequestBody):
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=2**31, description="0 or -1: all tokens.")
     min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100)
     repeat_penalty: float | None = Field(None, ge=0.01, le=100, description="llama.cpp's name of it.")
     seed: int | None = Field(None, ge=-_SEED, lt=_SEED, description="None: another text each time.")
+    stop: Annotated[
+        StopText | Annotated[list[StopText], Field(max_length=_MOST_STOPS)] | None,
+        _takes(f"text of 1 to {_LONGEST_STOP} characters, or a list of at most {_MOST_STOPS} such texts"),
+    ] = None
 
     @property
     def sampling_seed(self) -> int | None:
@@ -162,12 +163,12 @@ class BasicSampling(RequestBody):
     @property
     def penalty(self) -> float | None:
         """Repetition penalty of whichever name."""
-        return self.repeat_penalty
+        return self.repetition_penalty or self.repeat_penalty
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
         """Texts that end a completion."""
-        return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
     def new_tokens(self) -> int | None:
@@ -179,7 +180,6 @@ class SamplingParams(IgnoredParams, FormParams, BasicSampling):
     """Parameters of all requests for text, by OpenAI's names and those that other servers give them."""
 
     model: str | None = Field(None, description="The one that is served, or nothing.")
-    repetition_penalty: float | None = Field(None, ge=0.01, le=100)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: Annotated[
@@ -187,10 +187,6 @@ class SamplingParams(IgnoredParams, FormParams, BasicSampling):
         _takes(f"at most {_MOST_BIASES} token ids, as text, each with a number from -100 to 100"),
     ] = Field(None, description="What is added to the logits of tokens.")
     random_seed: int | None = Field(None, ge=-_SEED, lt=_SEED, description="Mistral's name of it.")
-    stop: Annotated[
-        StopText | Annotated[list[StopText], Field(max_length=_MOST_STOPS)] | None,
-        _takes(f"text of 1 to {_LONGEST_STOP} characters, or a list of at most {_MOST_STOPS} such texts"),
-    ] = None
     max_tokens: int | None = Field(None, ge=-1, le=2**31, description="-1: as many as the context allows.")
     max_completion_tokens: int | None = Field(None, ge=-1, le=2**31)
     n_predict: int | None = Field(None, ge=-1, le=2**31, description="llama.cpp's name of it.")
@@ -202,16 +198,6 @@ class SamplingParams(IgnoredParams, FormParams, BasicSampling):
     @override
     def sampling_seed(self) -> int | None:
         return self.random_seed if self.seed is None else self.seed
-
-    @property
-    @override
-    def penalty(self) -> float | None:
-        return self.repetition_penalty or self.repeat_penalty
-
-    @property
-    @override
-    def stop_texts(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
     @override
@@ -369,7 +355,6 @@ class InfillRequest(Loose, SyntaxParams, BasicSampling):
     n_predict: int = Field(-1, ge=-1, le=2**31, description="0: only read, for the next request.")
     n_indent: int = Field(0, ge=0, le=2**31, description="Ends at a line indented less.")
     t_max_predict_ms: float = Field(0, ge=0, description="Ends behind the first line after this time.")
-    stop: Annotated[list[StopText], Field(max_length=_MOST_STOPS)] = Field(default_factory=list)
     stream: bool = False
     response_fields: Annotated[list[str], Field(max_length=100)] | None = None
 
@@ -377,11 +362,6 @@ class InfillRequest(Loose, SyntaxParams, BasicSampling):
     @override
     def sampling_seed(self) -> int | None:
         return None if self.seed == -1 else self.seed  # llama.cpp's value for a random one
-
-    @property
-    @override
-    def stop_texts(self) -> tuple[str, ...]:
-        return tuple(self.stop)
 
     @property
     @override

@@ -12,16 +12,15 @@ import ipaddress
 import logging
 import math
 import resource
-import signal
 import socket
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 from typing import Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
+from typing_extensions import override
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cpplm.core.errors import UserError
@@ -29,7 +28,6 @@ from cpplm.core.progress import log_info
 from cpplm.serve.middleware import RequestGate
 from cpplm.serve.settings import NetworkSettings
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _POLL_SECONDS = 0.05  # seconds between two looks whether all is done
 _ABORT_SECONDS = 3.0  # seconds in which cut requests are told
 _BACKLOG = 2048  # connections that may wait to be taken
@@ -120,23 +118,9 @@ class UvicornServer(uvicorn.Server):
                 while not done():
                     await asyncio.sleep(_POLL_SECONDS)
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Both signals stop it; afterwards they mean what they meant."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def on_signal(number: int, frame: FrameType | None) -> None:
-            del number, frame
-            self.stop()
-
-        before = {number: signal.signal(number, on_signal) for number in _SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    @override
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.stop()
 
 
 def listen(network: NetworkSettings) -> tuple[socket.socket, str]:

@@ -189,11 +189,7 @@ class Service:
 
 
 def pick_service(services: Sequence[Service], params: SamplingParams) -> Service:
-    """The service of the model that a request names; the first where it names none.
-
-    Raises:
-        ApiError: there is no such model.
-    """
+    """The service of the model that a request names, else ApiError; the first where it names none."""
     if not params.model:
         return services[0]
     by_name = {service.model.name: service for service in services}

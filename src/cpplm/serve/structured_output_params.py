@@ -43,11 +43,7 @@ class ResponseFormat(Loose):
 
     @model_validator(mode="after")
     def has_schema(self) -> ResponseFormat:
-        """Check that there is a schema where one is named.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """Check that there is a schema where one is named, else ValueError."""
         if self.type == "json_schema" and self.json_schema is None and self.schema_ is None:
             raise ValueError('needs "json_schema": {"name": "...", "schema": {...}}')
         return self
@@ -112,11 +108,7 @@ class FormParams(BaseModel):
 
     @model_validator(mode="after")
     def has_one_form(self) -> FormParams:
-        """Check that no two forms are asked for.
-
-        Raises:
-            ValueError: there are.
-        """
+        """Check that no two forms are asked for, else ValueError."""
         if len(list(self._forms())) > 1:
             raise ValueError("an answer has one form: ask for one schema, regex or grammar")
         return self

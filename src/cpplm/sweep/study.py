@@ -160,11 +160,7 @@ def begin_sweep(path: Path, recipe: SweepRecipe, folder: Path) -> Study:
 
 
 def find_sweep(place: Path) -> tuple[SweepRecipe, Path]:
-    """The recipe and the folder of a sweep, which its folder or a file in it names.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The recipe and the folder of a sweep, which its folder or a file in it names, else UserError."""
     folder = place if place.is_dir() else place.parent
     if not place.exists() or not (folder / RECIPE).exists():
         raise UserError(

@@ -42,7 +42,7 @@ def build_tasks(settings: TaskBuildSettings) -> dict[str, Any]:
     with exclusive_lock(settings.out):
         grader = Grader(
             headers=settings.headers, cache_dir=settings.out / CACHE, workers=settings.workers,
-            show_progress=False,
+            quiet=True,
         )  # fmt: skip
         folders = [*settings.projects, *(subfolders(settings.projects_dir) if settings.projects_dir else [])]
         projects = {folder.resolve().name: folder.resolve() for folder in folders}
@@ -86,12 +86,10 @@ def _items(settings: TaskBuildSettings, source: TaskSource) -> list[TaskItem]:
     return sorted(made.values(), key=lambda item: (item.kind, item.split, source.rank(item.key)))
 
 
-def open_grader(
-    folder: Path, headers: tuple[Path, ...], workers: int, *, show_progress: bool = True
-) -> Grader:
+def open_grader(folder: Path, headers: tuple[Path, ...], workers: int, *, quiet: bool = False) -> Grader:
     """A grader that knows what was compiled for a folder of tasks."""
     recorded = Storage(folder).read_json(MANIFEST)["tasks"]["headers"]
     return Grader(
         headers=headers or tuple(map(Path, recorded)), cache_dir=folder / CACHE, workers=workers,
-        show_progress=show_progress,
+        quiet=quiet,
     )  # fmt: skip

@@ -7,6 +7,7 @@ compiles" says something of other holes only.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 from cpplm.core.shards import Split
 from cpplm.core.spans import SpanKind
@@ -42,7 +43,7 @@ class FillKind(TaskKind):
     def build(self, source: TaskSource, split: Split, count: int) -> Iterator[TaskItem]:
         """Statements and arguments of documents that compile."""
         documents, made = source.compiling(split), 0
-        while made < count and (batch := [each for _, each in zip(range(_BATCH), documents, strict=False)]):
+        while made < count and (batch := list(islice(documents, _BATCH))):
             items = [item for document in batch for item in _holes(document, source, split)]
             for null in _NULL.values():
                 empty = [(*filled(item, Answer(null))[:2], "") for item in items]

@@ -16,7 +16,7 @@ from cpplm.judge.executor import RUN_LIMITS, Judge
 from cpplm.sandbox.sandbox import Sandbox
 
 _FILE = "diagnostics.jsonl"
-_RUN_LIMITS = replace(RUN_LIMITS, cpu_seconds=2)  # for a few calls of one function
+CALL_LIMITS = replace(RUN_LIMITS, cpu_seconds=2)  # for a few calls of one function
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Grader:
         headers: Sequence[Path] = (),
         cache_dir: Path | None = None,
         workers: int = 0,
-        show_progress: bool = True,
+        quiet: bool = False,
     ) -> None:
         """Look at the compiler, and read the verdicts that are there.
 
@@ -48,7 +48,7 @@ class Grader:
             headers: folders of third-party headers.
             cache_dir: where verdicts are kept; None keeps them as long as this grader.
             workers: programs at the same time; 0 means one per core.
-            show_progress: whether compiling and judging have progress bars.
+            quiet: compile and judge without progress bars.
 
         Raises:
             UserError: no compiler in the sandbox, or the folder cannot be used.
@@ -57,13 +57,13 @@ class Grader:
         self._workers = workers or available_cores()
         self._headers = tuple(headers)
         self._key = f"{require_standards(self.sandbox)} {self._headers}"
-        self._quiet = not show_progress
+        self._quiet = quiet
         self.judge = Judge(
             self.sandbox,
             workers=workers,
             cache_dir=cache_dir,
-            limits=_RUN_LIMITS,
-            show_progress=show_progress,
+            limits=CALL_LIMITS,
+            quiet=quiet,
         )
         self._found: dict[str, Diagnostic] = {}
         self._lock = threading.Lock()
@@ -94,7 +94,7 @@ class Grader:
             return self._found[key]
         standards = (standard,) if standard and language == "c++" else STANDARDS
         result = compile_document(text, language, self.sandbox, self._headers, standards)
-        certain = result.compiles or bool(result.errors)
+        certain = not result.ended_by_limit
         found = Diagnostic(result.compiles, result.first_error, result.place[0], result.standard, certain)
         with self._lock:
             if certain:

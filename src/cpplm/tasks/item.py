@@ -87,11 +87,7 @@ def write_tasks(storage: Storage, items: Iterable[TaskItem], **figures: Any) -> 
 
 
 def require_task_folder(folder: Path) -> None:
-    """Refuse a folder without finished tasks.
-
-    Raises:
-        UserError: it is one.
-    """
+    """Refuse a folder without finished tasks, with UserError."""
     storage = Storage(folder) if folder.is_dir() else None
     if storage is None or not storage.exists(COMPLETE) or "tasks" not in storage.read_json(MANIFEST):
         raise UserError(f"{folder} holds no finished tasks", fix="Run 'cpplm tasks build --out FOLDER'.")

@@ -21,10 +21,9 @@ from cpplm.core.shards import Split
 from cpplm.cpp.syntax import parse
 from cpplm.judge.executor import Program
 from cpplm.judge.scoring import COMPILED
-from cpplm.sandbox.compiler import COMPILE_LIMITS
-from cpplm.sandbox.limits import MIB, ResourceLimits
+from cpplm.sandbox.compiler import COMPILE_LIMITS, MAX_PROGRAM_BYTES
 from cpplm.sandbox.sandbox import Sandbox, SandboxError
-from cpplm.tasks.grader import Grader
+from cpplm.tasks.grader import CALL_LIMITS, Grader
 from cpplm.tasks.item import TaskItem
 from cpplm.tasks.kind import BODY_CHEATS, TestedBodyKind
 from cpplm.tasks.source import SourceDocument, TaskSource
@@ -64,7 +63,6 @@ _SWAPS = {
     "true": "false", "false": "true",
 }  # fmt: skip
 _OPERATOR = re.compile(r"<<|>>|<=|>=|==|!=|&&|\|\||\btrue\b|\bfalse\b|(?<=\s)[-+*/<>&|](?=\s)|\b\d+\b")
-_RUN_LIMITS = ResourceLimits(wall_seconds=10, cpu_seconds=2, memory_bytes=512 * MIB, processes=8)
 
 
 @dataclass(frozen=True)
@@ -191,9 +189,11 @@ def derive_tests(function: _Function, grader: Grader, rng: random.Random) -> str
     least = 2 if function.returns == "bool" else 3
     if len(set(results)) < least or max(map(results.count, results)) > 0.9 * len(results):
         return ""
+    pairs = list(zip(calls, results, strict=True))
+    pairs.sort(key=lambda pair: results.count(pair[1]))  # rare results first
     lines = [
         f"    assert({call} == {_literal(result, function.returns)});"
-        for call, result in _spread(calls, results)[:_MOST_ASSERTIONS]
+        for call, result in pairs[:_MOST_ASSERTIONS]
     ]
     tests = "\nint main() {\n" + "\n".join(lines) + "\n}\n"
     return tests if _kills(function, tests, grader, rng) else ""
@@ -226,20 +226,15 @@ def _run(function: _Function, calls: Sequence[str], sandbox: Sandbox) -> list[st
                "-o", "program", "program.cpp"]  # fmt: skip
     try:
         built = sandbox.run(
-            {"program.cpp": program.encode()}, command, COMPILE_LIMITS, fetch={"program": 48 << 20}
+            {"program.cpp": program.encode()}, command, COMPILE_LIMITS, fetch={"program": MAX_PROGRAM_BYTES}
         )
         if not built.succeeded or "program" not in built.files:
             return None
-        ran = sandbox.run({"program": built.files["program"]}, ["./program"], _RUN_LIMITS)
+        ran = sandbox.run({"program": built.files["program"]}, ["./program"], CALL_LIMITS)
     except SandboxError:
         return None
     values = ran.stdout.decode("utf-8", errors="replace").split("\x1f")[:-1]
     return values if ran.succeeded and len(values) == len(calls) else None
-
-
-def _spread(calls: Sequence[str], results: Sequence[str]) -> list[tuple[str, str]]:
-    """Calls with their results, those of rare results first."""
-    return sorted(zip(calls, results, strict=True), key=lambda pair: results.count(pair[1]))
 
 
 def _literal(result: str, kind: str) -> str:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -116,15 +117,8 @@ class TaskSource:
 
 def round_robin(sources: Iterable[Iterator[T]], count: int) -> Iterator[T]:
     """Up to `count` values, one of each source in turn."""
-    waiting, made = list(sources), 0
-    while waiting and made < count:
-        for source in list(waiting):
-            value = next(source, None)
-            if value is None:
-                waiting.remove(source)
-            elif made < count:
-                made += 1
-                yield value
+    rounds = zip_longest(*sources)
+    return islice((value for values in rounds for value in values if value is not None), count)
 
 
 def excerpt(text: str, start: int, end: int, before: int, after: int) -> tuple[str, str]:

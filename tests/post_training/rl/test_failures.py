@@ -140,7 +140,7 @@ def test_what_is_no_verdict_leaves_the_group(
     if kind == "fill":
         item = item_of("fill", answer="1", data={"before": "int x = ", "after": ";", "language": "c++"})
     group = Group(Question(0, item, PROMPT), [answer("x + 12345;\n}"), answer("y")])
-    sampler = sampler_of(open_grader(tasks, (), 1, show_progress=False), num_samples=2)
+    sampler = sampler_of(open_grader(tasks, (), 1, quiet=True), num_samples=2)
     if fault == "dead_judge":
         monkeypatch.setattr(Sandbox, "run", _lose_the_launcher)
     else:
@@ -156,7 +156,7 @@ def test_answers_without_an_end_and_cheats_are_worth_nothing_and_counted(tasks: 
     group = Group(
         Question(0, item, PROMPT), [answer(text, ended=name != "overlong") for name, text in texts.items()]
     )
-    sampler_of(open_grader(tasks, (), 1, show_progress=False), num_samples=4).grade(group)
+    sampler_of(open_grader(tasks, (), 1, quiet=True), num_samples=4).grade(group)
     right, *others = group.trajectories
     assert right.reward == 1
     assert [each.reward for each in others] == [0, 0, 0]

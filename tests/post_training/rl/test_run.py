@@ -273,7 +273,7 @@ def test_verdicts_that_are_not_certain_leave_the_group(tasks: Path) -> None:
     lacking = dataclasses.replace(
         item, data={**item.data, "before": "#include <no_such_header.h>\n" + item.data["before"]}
     )
-    grader = open_grader(tasks, (), 1, show_progress=False)
+    grader = open_grader(tasks, (), 1, quiet=True)
     prompt = TaskPrompt((2, 70), 3)
     for task, uncertain in ((item, 0), (lacking, 2)):
         group = Group(Question(0, task, prompt))

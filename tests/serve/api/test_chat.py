@@ -205,7 +205,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": user("x; " * 300)}, "messages", "the model's context is 320"),
     ({"messages": user("x"), "top_logprobs": 2}, "top_logprobs", "needs logprobs"),
     ({"messages": user("x"), "max_tokens": 0}, "max_tokens", "1 token at least"),
-    ({"messages": user("x"), "tool_choice": "required"}, "tool_choice", "tools has no function"),
+    ({"messages": user("x"), "tool_choice": "required"}, "tool_choice", "tools names no function"),
     ({"messages": user("x"), "tool_choice": 7}, "tool_choice", "must be 'auto', 'none', 'required'"),
     ({"messages": user("x"), "tools": [TOOL], "tool_choice": "required", "regex": "x"}, "tool_choice",
      "no other form"),

@@ -67,6 +67,8 @@ class CompileResult:
     compiles: bool
     standard: str
     """Under which it compiled, or got furthest: "c", "c++17"."""
+    ended_by_limit: bool = False
+    """A limit ended the compiler before it found an error."""
     first_error: str = ""
     """With straight quotes; empty when it compiles."""
     place: tuple[int, int] = (0, 0)
@@ -177,6 +179,7 @@ def parse_diagnostics(result: RunResult) -> CompileResult:
     return CompileResult(
         compiles=False,
         standard="",
+        ended_by_limit=not errors,
         first_error=errors[0] if errors else f"the compiler was ended: {result.reason}",
         place=_first_place(message),
         missing_headers=tuple(dict.fromkeys(header[1] for header in missing)),

@@ -89,7 +89,7 @@ class FimReport:
     config: dict[str, Any]
     """Settings, model and versions: all it takes to repeat the measurement."""
     truncation: Truncation = field(default_factory=Truncation)
-    """A line on the prompts that were cut to fit the context."""
+    """The prompts that were cut to fit the context."""
 
     def rows(self) -> Iterator[tuple[Source, str, dict[str, MeanEstimate]]]:
         """For each source and kind, and for all kinds of a source together: its scores by name."""

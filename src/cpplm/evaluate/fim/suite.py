@@ -30,12 +30,13 @@ from cpplm.evaluate.fim.held_out import compile_standalone, file_holes
 from cpplm.evaluate.fim.holes import FimHole, choose_holes, fingerprint
 from cpplm.evaluate.fim.report import NO_ANSWER, FimReport, FimSample, edit_similarity, normalize_layout
 from cpplm.evaluate.fim.trivial_holes import find_trivial, hole_program
-from cpplm.evaluate.models.code_model import CodeModel, CodePrompt, Completion, StopCondition
+from cpplm.evaluate.models.code_model import CodeModel, CodePrompt, Completion
 from cpplm.evaluate.problems import load_problems
 from cpplm.evaluate.settings import FimEvalSettings, HoleKind
 from cpplm.evaluate.texts import Text, read_texts
 from cpplm.evaluate.texts import fingerprint as texts_fingerprint
 from cpplm.generate.project.context import ProjectContext
+from cpplm.generate.sequence import StopCondition
 from cpplm.judge.executor import MAX_ANSWER_CHARS, Judge
 from cpplm.judge.result_cache import Verdict
 from cpplm.judge.scoring import COMPILED, function_body, is_empty, open_braces
@@ -71,11 +72,7 @@ def truncation_for(kind: HoleKind, supports_fim: bool) -> AnswerTruncation:
 
 
 def input_hashes(settings: FimEvalSettings) -> dict[str, str]:
-    """Hashes of what is cut: with settings and model, they decide what comes out.
-
-    Raises:
-        UserError: there is nothing, or it cannot be read.
-    """
+    """Hashes of what is cut, which decide with settings and model what comes out; UserError without any."""
     problems = repr(load_problems(settings.problems)) if settings.problems else ""
     files = texts_fingerprint(read_texts(settings.files)) if settings.files else ""
     return {"problems": sha256(problems.encode()), "files": files}

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cpplm.core.errors import UserError
-from cpplm.evaluate.models.code_model import ChatAnswer, Conversation, StopCondition
+from cpplm.evaluate.models.code_model import ChatAnswer, Conversation
 from cpplm.generate.conversation import chat_request
 from cpplm.generate.engine import Engine, RequestResult
-from cpplm.generate.sequence import CompletionOutput
+from cpplm.generate.sequence import CompletionOutput, StopCondition
 from cpplm.generate.settings import SamplingSettings, SchedulerLimits
 from cpplm.generate.tools.loop import ToolLoop
 from cpplm.generate.tools.toolbox import ToolBox
@@ -104,10 +104,6 @@ def chat_template_ids(folder: Path, conversations: Sequence[Conversation]) -> It
 
 
 def refuse_tools(boxes: Sequence[ToolBox | None]) -> None:
-    """For models that are given no tools.
-
-    Raises:
-        UserError: there are some.
-    """
+    """Refuse tools with UserError, for models that are given none."""
     if any(box is not None for box in boxes):
         raise UserError("tools are for runs of cpplm alone", fix="Leave out tasks that need them.")

@@ -19,13 +19,12 @@ from cpplm.evaluate.models.code_model import (
     CodePrompt,
     Completion,
     Conversation,
-    StopCondition,
     TokenBits,
 )
 from cpplm.evaluate.sliding_window import EncodedText, score_in_windows
 from cpplm.generate.engine import Engine
 from cpplm.generate.load import load_engine
-from cpplm.generate.sequence import GenerationRequest
+from cpplm.generate.sequence import GenerationRequest, StopCondition
 from cpplm.generate.settings import ModelSource, SamplingSettings, SchedulerLimits
 from cpplm.generate.tools.toolbox import ToolBox
 from cpplm.generate.truncation import token_ends

@@ -7,7 +7,7 @@ an OpenAI-compatible server. No score knows which one it measures.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -15,12 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpplm.generate.project.context import ContextSource, truncate_with_context
+from cpplm.generate.sequence import StopCondition
 from cpplm.generate.settings import SamplingSettings
 from cpplm.generate.tools.toolbox import ToolBox
 from cpplm.generate.truncation import fit_prompt
-
-StopCondition = Callable[[str], bool]
-"""True once a text that is being written is complete: all that follows would be cut off."""
 
 
 @dataclass(frozen=True)

@@ -32,11 +32,7 @@ _CONTEXT_NAMES = (
 
 
 def import_transformers() -> ModuleType:
-    """The library, quiet.
-
-    Raises:
-        UserError: it is not installed.
-    """
+    """The library, quiet; UserError where it is not installed."""
     transformers: ModuleType = import_extra("transformers", "models of Hugging Face need", "hf")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -113,11 +109,7 @@ def refuse_what_fails(folder: Path) -> Iterator[None]:
 
 
 def context_length(config: Any, name: str) -> int:
-    """The context that a configuration of `transformers` names.
-
-    Raises:
-        UserError: it names none.
-    """
+    """The context that a configuration of `transformers` names, else UserError."""
     for key in _CONTEXT_NAMES:
         length = getattr(config, key, None)
         if isinstance(length, int) and length > 0:

@@ -27,7 +27,6 @@ from cpplm.evaluate.models.code_model import (
     CodePrompt,
     Completion,
     Conversation,
-    StopCondition,
     TokenBits,
     group_samples,
 )
@@ -43,7 +42,7 @@ from cpplm.evaluate.models.hf_loading import (
 from cpplm.evaluate.models.hf_tokens import HfTokens
 from cpplm.evaluate.sliding_window import MAX_BATCH_TOKENS, score_in_windows
 from cpplm.generate.sampling import apply_penalties, random_stream, sample
-from cpplm.generate.sequence import stop_place
+from cpplm.generate.sequence import StopCondition, stop_place
 from cpplm.generate.settings import SamplingSettings
 from cpplm.generate.tools.toolbox import ToolBox
 from cpplm.tokenizer.special_tokens import IGNORE_INDEX

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cpplm.core.errors import UserError, import_extra
-from cpplm.evaluate.models.code_model import StopCondition
+from cpplm.generate.sequence import StopCondition
 
 if TYPE_CHECKING:
     import httpx2
@@ -44,6 +45,14 @@ class RequestFailed(Exception):  # noqa: N818  (an outcome to be counted, not a 
         """
         super().__init__(why)
         self.retryable, self.status, self.wait = retryable, status, wait
+
+
+def read_key(variable: str, flag: str) -> str:
+    """The key in an environment variable that a flag names, "" where it names none; unset is a UserError."""
+    key = os.environ.get(variable, "") if variable else ""
+    if variable and not key:
+        raise UserError(f"the environment variable {variable} ({flag}) is not set")
+    return key
 
 
 class ApiClient:

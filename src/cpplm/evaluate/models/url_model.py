@@ -6,7 +6,6 @@ the server repeats a prompt with log-probabilities (`echo` with `logprobs`), as 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +22,13 @@ from cpplm.evaluate.models.code_model import (
     CodePrompt,
     Completion,
     Conversation,
-    StopCondition,
     TokenBits,
     group_samples,
 )
 from cpplm.evaluate.models.prompt_logprobs import parse_prompt_logprobs
-from cpplm.evaluate.models.server import ApiClient, RequestFailed
+from cpplm.evaluate.models.server import ApiClient, RequestFailed, read_key
 from cpplm.generate.project.context import ContextSource
+from cpplm.generate.sequence import StopCondition
 from cpplm.generate.settings import SamplingSettings
 from cpplm.generate.tools.toolbox import ToolBox
 
@@ -69,10 +68,7 @@ class UrlModel(CodeModel):
         Raises:
             UserError: nobody answers, the key is missing or refused, or there is no such model.
         """
-        key = os.environ.get(api_key_env, "") if api_key_env else ""
-        if api_key_env and not key:
-            raise UserError(f"the environment variable {api_key_env} (--api_key_env) is not set")
-        server = ApiClient(url, api_key=key, timeout=timeout)
+        server = ApiClient(url, api_key=read_key(api_key_env, "--api_key_env"), timeout=timeout)
 
         async def look(client: httpx2.AsyncClient, _: None) -> list[dict[str, Any]]:
             return await server.models(client)

@@ -97,11 +97,7 @@ class ProjectFiles:
         return None if data is None else ProjectFile(path, stat, normalize_source(data).decode())
 
     def name_of(self, path: str) -> str:
-        """The name in the project of a file, given by its path or its name.
-
-        Raises:
-            UserError: it is outside the project.
-        """
+        """The name in the project of a file, given by its path or its name; outside of it: UserError."""
         try:
             whole = (self.root / path).resolve()
         except (OSError, RuntimeError, ValueError):  # a loop of links, or what no path has

@@ -86,11 +86,7 @@ class _Parser:
         self._tokens, self._place = tokens, 0
 
     def end(self) -> None:
-        """Check that nothing is left.
-
-        Raises:
-            CalculatorError: there is.
-        """
+        """Check that nothing is left, else CalculatorError."""
         kind, text = self._tokens[self._place]
         if kind != "end":
             raise CalculatorError(f"{text!r} does not belong there")

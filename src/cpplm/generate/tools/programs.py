@@ -8,12 +8,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from cpplm.sandbox.compiler import COMPILE_LIMITS, check_mounts, require_compiler
+from cpplm.sandbox.compiler import COMPILE_LIMITS, MAX_PROGRAM_BYTES, check_mounts, require_compiler
 from cpplm.sandbox.limits import MIB, ResourceLimits, RunResult
 from cpplm.sandbox.sandbox import MAX_STDIN_BYTES, Sandbox
 
 RUN_LIMITS = ResourceLimits(wall_seconds=10, cpu_seconds=10, memory_bytes=512 * MIB, processes=8)
-MAX_PROGRAM_BYTES = 48 * MIB
 _PROJECT = "project"
 _COMPILER = (
     "g++", "-std=c++20", "-O0", "-pipe", "-Wall", "-Wextra", "-fmax-errors=5", "-ftemplate-depth=256",

@@ -39,11 +39,7 @@ class ProjectFiles:
     """The files below a root."""
 
     def __init__(self, root: Path) -> None:
-        """Look whether the root is there.
-
-        Raises:
-            UserError: it is no folder that can be read.
-        """
+        """Look whether the root is a folder that can be read, else UserError."""
         self.root = root.expanduser()
         if not self.root.is_dir() or not os.access(self.root, os.R_OK | os.X_OK):
             raise UserError(f"{root}: no such folder, or it cannot be read")
@@ -156,11 +152,7 @@ class _Search:
     """A search with its hits so far."""
 
     def __init__(self, deadline: float, pattern: str, *, regex: bool) -> None:
-        """Nothing yet.
-
-        Raises:
-            RefusedError: there is nothing to look for.
-        """
+        """No hits yet; RefusedError for a pattern that is empty or too long."""
         if not 0 < len(pattern) <= LONGEST_PATTERN:
             raise RefusedError(f"look for 1 to {LONGEST_PATTERN} characters, not {len(pattern)}")
         self._deadline, self._pattern, self._regex = deadline, pattern, regex

@@ -91,11 +91,7 @@ def render_call(name: str, arguments: tuple[ArgumentValue, ...]) -> str:
 
 
 def _read(text: str) -> tuple[str, tuple[ArgumentValue, ...]]:
-    """Name and arguments of a call.
-
-    Raises:
-        ValueError: this is none.
-    """
+    """Name and arguments of a call, or ValueError."""
     begin = _NAME.match(text)
     if begin is None:
         raise ValueError('a call reads: name("text", 1, true)')

@@ -29,11 +29,7 @@ class EntropyWatch:
         self._min_share, self._values, self._warned = min_share, list(earlier), False
 
     def add(self, entropy: float) -> None:
-        """Take the entropy of a step.
-
-        Raises:
-            UserError: the answers are nearly always the same.
-        """
+        """Take the entropy of a step; UserError if the answers are nearly always the same."""
         self._values.append(entropy)
         first, last = self._values[:_FIRST_STEPS], self._values[-_FIRST_STEPS:]
         if len(self._values) < 2 * _FIRST_STEPS or not sum(first):
@@ -68,7 +64,10 @@ class RolloutLog(Callback):
         )
         records = [each for each in read_jsonl(path, damaged="skip") if each["step"] <= trainer.state.step]
         self._file = JsonlFile(path, records)
-        earlier = self._dist.run_on_first(lambda: _logged_entropies(trainer))
+        log = trainer.settings.out / LOG  # up to the checkpoint that the run goes on from
+        earlier = self._dist.run_on_first(
+            lambda: [each["entropy"] for each in read_run_log(log) if each["event"] == "rollouts"]
+        )
         self._watch = EntropyWatch(self._min_entropy, earlier)
 
     def _engine(self, trainer: Trainer) -> RolloutEngine:
@@ -79,11 +78,7 @@ class RolloutLog(Callback):
         return decoding_engine(model, trainer.tokenizer)
 
     def on_step(self, trainer: Trainer, metrics: StepMetrics) -> None:
-        """Log a step.
-
-        Raises:
-            UserError: the answers are nearly always the same.
-        """
+        """Log a step; UserError if the answers are nearly always the same."""
         module = trainer.train_module
         assert isinstance(module, PolicyTrainModule)  # noqa: S101  (for mypy)
         assert self._file is not None  # noqa: S101  (the run has begun)
@@ -102,9 +97,3 @@ class RolloutLog(Callback):
         """Close the file."""
         if self._file is not None:
             self._file.close()
-
-
-def _logged_entropies(trainer: Trainer) -> list[float]:
-    """Of the steps behind the checkpoint that the run goes on from."""
-    records = read_run_log(trainer.settings.out / LOG)
-    return [record["entropy"] for record in records if record["event"] == "rollouts"]

@@ -218,11 +218,7 @@ class PolicyBackend(TorchBackend):
 
 
 def refuse_jax(backend: str, device_type: str) -> None:
-    """Refuse to train by rewards with JAX.
-
-    Raises:
-        UserError: that was asked for.
-    """
+    """Refuse to train by rewards with JAX, with UserError."""
     if backend == "jax" or device_type == "tpu":
         raise UserError(
             "reinforcement learning needs the engine of --backend torch to sample answers",

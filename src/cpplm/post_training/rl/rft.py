@@ -32,12 +32,11 @@ from cpplm.train.checkpoint.parent import open_parent
 from cpplm.train.distributed import SINGLE_PROCESS
 from cpplm.train.pretrain import RunSummary
 from cpplm.train.report.html_rollouts import ROLLOUTS
-from cpplm.train.trainer import Callback
 
 _RIGHT = "right.jsonl"
 
 
-def rejection_sampling(settings: RlSettings, extra_callbacks: Sequence[Callback] = ()) -> RunSummary:
+def rejection_sampling(settings: RlSettings) -> RunSummary:
     """Sample for half of the time, then train on what was right.
 
     Raises:
@@ -45,7 +44,7 @@ def rejection_sampling(settings: RlSettings, extra_callbacks: Sequence[Callback]
         KeyboardInterrupt: stopped on request; the same command goes on.
     """
     sample_rollouts(settings, minutes=settings.max_minutes / 2)
-    return train_on_rollouts(settings, (settings.out / ROLLOUTS,), extra_callbacks)
+    return train_on_rollouts(settings, (settings.out / ROLLOUTS,))
 
 
 def sample_rollouts(settings: RlSettings, *, minutes: float) -> dict[str, Any]:
@@ -104,9 +103,7 @@ def sample_rollouts(settings: RlSettings, *, minutes: float) -> dict[str, Any]:
     return {"tasks": done, "answers": len(rewards), "solved": right}
 
 
-def train_on_rollouts(
-    settings: RlSettings, files: Sequence[Path], extra_callbacks: Sequence[Callback] = ()
-) -> RunSummary:
+def train_on_rollouts(settings: RlSettings, files: Sequence[Path]) -> RunSummary:
     """Fine-tune on the right answers in some files.
 
     Raises:
@@ -143,7 +140,7 @@ def train_on_rollouts(
         no_compile=settings.no_compile,
         precision=settings.precision,
     )
-    return fine_tune(sft, extra_callbacks, stage="rl")
+    return fine_tune(sft, stage="rl")
 
 
 def right_answers(files: Iterable[Path], most: int, tokenizer_hash: str) -> Iterable[dict[str, Any]]:

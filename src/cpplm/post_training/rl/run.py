@@ -98,8 +98,9 @@ class RlTasks:
                 fix="Build some with 'cpplm tasks build --num_train 1600'; held-out ones are for evaluation.",
             )
         self.servers = self._connect()
-        workers = settings.workers or min(available_cores(), _compilers_that_fit())
-        grader = open_grader(settings.tasks, settings.headers, workers, show_progress=False)
+        fitting = psutil.virtual_memory().available // COMPILE_LIMITS.memory_bytes
+        workers = settings.workers or min(available_cores(), max(1, fitting))
+        grader = open_grader(settings.tasks, settings.headers, workers, quiet=True)
         self._audit(grader)
         folders = Storage(settings.tasks).read_json(MANIFEST)["tasks"]["projects"]
         boxes = tool_boxes(self.items, folders)
@@ -113,11 +114,7 @@ class RlTasks:
         )  # fmt: skip
 
     def prompts(self, context: int) -> list[tuple[TaskItem, TaskPrompt]]:
-        """The tasks that fit into a context, with their prompts.
-
-        Raises:
-            UserError: there is none.
-        """
+        """The tasks that fit into a context, with their prompts; UserError if there is none."""
         tasks = []
         for item in self.items:
             prompt = task_prompt(item, self.tokenizer, **self._form)
@@ -172,11 +169,6 @@ class RlTasks:
             )
 
 
-def _compilers_that_fit() -> int:
-    """So many compilers have memory beside this process, each as much as it is allowed."""
-    return max(1, psutil.virtual_memory().available // COMPILE_LIMITS.memory_bytes)
-
-
 def train_settings(settings: RlSettings, source: Checkpoint, lr_scale: float) -> TrainSettings:
     """The training run that the settings describe, but for its data.
 
@@ -207,11 +199,7 @@ def train_settings(settings: RlSettings, source: Checkpoint, lr_scale: float) ->
 
 
 def _keep_settings(settings: RlSettings) -> None:
-    """Record what decides the answers and the updates, or refuse to go on with something else.
-
-    Raises:
-        UserError: the folder has a run of other settings.
-    """
+    """Record what decides the answers and updates, or refuse with UserError to go on with other settings."""
     storage = Storage(settings.out, create=True)
     now = flatten({name: value for name, value in to_dict(settings).items() if name not in _MAY_CHANGE})
     if not storage.exists(_SETTINGS):

@@ -9,7 +9,6 @@ before it. A server that fails so, or does not answer, is not asked again before
 from __future__ import annotations
 
 import math
-import os
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cpplm.core.errors import UserError
 from cpplm.core.progress import log_info
 from cpplm.evaluate.models.async_jobs import run_jobs
-from cpplm.evaluate.models.server import ApiClient, RequestFailed
+from cpplm.evaluate.models.server import ApiClient, RequestFailed, read_key
 from cpplm.export.hf import export_model
 from cpplm.generate.engine import RequestResult
 from cpplm.generate.sequence import CompletionOutput, GenerationRequest, SequenceState, TokenLogprob
@@ -70,12 +69,9 @@ class UrlEngine:
         Raises:
             UserError: no such URL, or no key.
         """
-        name = settings.rollout_key_env
-        if name and not os.environ.get(name):
-            raise UserError(f"the environment variable {name} (--rollout_key_env) is not set")
         client = partial(
-            ApiClient, api_key=os.environ[name] if name else "", timeout=settings.rollout_timeout,
-            attempts=_ATTEMPTS, flag="--rollout_urls",
+            ApiClient, api_key=read_key(settings.rollout_key_env, "--rollout_key_env"),
+            timeout=settings.rollout_timeout, attempts=_ATTEMPTS, flag="--rollout_urls",
         )  # fmt: skip
         urls = [url.rstrip("/") for url in settings.rollout_urls]
         self.tokenizer = tokenizer
@@ -169,11 +165,7 @@ class UrlEngine:
         return self._step - server.step
 
     def _require_server(self) -> _Server:
-        """The server with the least to do of those that may be asked.
-
-        Raises:
-            UserError: there is none.
-        """
+        """The server with the least to do of those that may be asked; UserError if there is none."""
         most = self._settings.max_staleness
         usable = [server for server in self._servers if server.step is not None and self._age(server) <= most]
         if not usable:

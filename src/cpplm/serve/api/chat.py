@@ -67,7 +67,7 @@ def add_chat(routes: APIRouter, services: Sequence[Service], box: ToolBox) -> No
         builder.check(params)
         tools = () if params.tool_choice == "none" else params.tools or ()
         functions = {tool.function.name: tool.function for tool in tools}
-        call_grammar = await builder.grammar(demanded_call(params, functions))
+        demanded = await builder.grammar(demanded_call(params, functions))
         grammar = await builder.grammar(params.grammar_spec)
         characters = sum(len(message.text) for message in params.messages)
         request = await off_event_loop(lambda: _request(params, functions, builder), characters)
@@ -76,7 +76,7 @@ def add_chat(routes: APIRouter, services: Sequence[Service], box: ToolBox) -> No
         service.metrics.prompt_tokens.inc(len(request.ids))
         tokenizer, context = service.model.engine.tokenizer, service.model.context
         loops = [
-            ToolLoop(tokenizer, request, context, sample, call_grammar=call_grammar)
+            ToolLoop(tokenizer, request, context, sample, call_grammar=demanded)
             for sample in range(params.num_choices)
         ]
         deltas = merge_streams(
@@ -146,8 +146,8 @@ def _request(params: ChatRequest, functions: Functions, builder: RequestBuilder)
 def conversation_messages(messages: Sequence[ChatMessageParam], functions: Functions) -> list[dict[str, Any]]:
     """Messages of a request as those of the model's conversations.
 
-    There users and assistants take turns, behind one text of the system: what stands in a row is joined, and
-    the client's functions are described in the system's text.
+    There one text of the system stands first: messages of the system or of the user that stand in a row are
+    joined, and the client's functions are described in the system's text.
 
     Raises:
         ApiError: one of them says nothing.
@@ -205,9 +205,8 @@ def demanded_call(params: ChatRequest, functions: Functions) -> GrammarSpec | No
     name = params.tool_choice.function.name if isinstance(params.tool_choice, ToolChoice) else None
     demanded = [each for each in functions.values() if name in {None, each.name}]
     if not demanded:
-        raise ApiError(
-            400, f"tool_choice: tools has no function {name or ''}", code="invalid_value", param="tool_choice"
-        )
+        what = "names no function" if name is None else f"has no function {name}"
+        raise ApiError(400, f"tool_choice: tools {what}", code="invalid_value", param="tool_choice")
     if params.grammar_spec is not None:
         raise ApiError(
             400,

@@ -132,6 +132,7 @@ async def _deltas(
             tokens = await _prompt_tokens(service, prompt, params.logprobs or 0)
             if not requests:
                 counter.prompt_tokens += len(prompt.ids)
+                service.metrics.prompt_tokens.inc(len(prompt.ids))
             text = prompt.text if params.echo else ""
             for sample in range(params.num_choices):
                 index = number * params.num_choices + sample
