@@ -347,7 +347,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "doctor": Command(
         "cloud.settings:DoctorSettings",
-        "what was found on this machine, what is missing and how to mend it",
+        "what was found on this machine, what is missing and how to fix it",
         "doctor",
     ),
     "completion": Command(

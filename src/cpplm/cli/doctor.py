@@ -1,4 +1,4 @@
-"""`cpplm doctor`: what was found, which backends will be used, what is missing and how to mend it."""
+"""`cpplm doctor`: what was found, which backends will be used, what is missing and how to fix it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ WIDTH = 76  # of a value, before it goes on in the next line
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at; `fix` is the command that mends it, `needed` that the demo needs it."""
+    """One thing that was looked at; `fix` is the command that fixes it, `needed` that the demo needs it."""
 
     name: str
     value: str

@@ -43,7 +43,7 @@ class Fault(StrEnum):
     UNAVAILABLE = "unavailable"
     """No answer, or not in time: it may have been carried out."""
     REFUSED = "refused"
-    """Credentials or permissions: certainly not carried out, until a person mends it."""
+    """Credentials or permissions: certainly not carried out, until a person fixes it."""
     INVALID = "invalid"
     """It can never be carried out as it is."""
     EXISTS = "exists"

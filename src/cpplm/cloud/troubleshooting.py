@@ -1,4 +1,4 @@
-"""Faults of machines with TPUs: how `cpplm doctor --tpu` finds each, and what mends it.
+"""Faults of machines with TPUs: how `cpplm doctor --tpu` finds each, and what fixes it.
 
 docs/tpu-troubleshooting.md has the same table, with what each looks like.
 """
@@ -23,7 +23,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Result of one probe; `fix` is empty where nothing is to be mended."""
+    """Result of one probe; `fix` is empty where nothing is to be fixed."""
 
     name: str
     level: Level

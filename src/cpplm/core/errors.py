@@ -1,4 +1,4 @@
-"""The one exception that means "you can mend this"; optional packages, whose lack is such a case."""
+"""The one exception that means "you can fix this"; optional packages, whose lack is such a case."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 class UserError(Exception):
     """Bad input, bad settings or a missing tool.
 
-    The message says what is wrong, where, and how to mend it. The command line prints it as one line
+    The message says what is wrong, where, and how to fix it. The command line prints it as one line
     and exits with 2; every other exception is a defect of cpplm and exits with 1.
     """
 

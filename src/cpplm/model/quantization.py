@@ -86,7 +86,7 @@ def require_fp8(*, emulate: bool = False) -> None:
     if missing := _missing_torchao() if emulate else missing_for_fp8():
         raise UserError(
             f"FP8 needs {' and '.join(missing)}",
-            fix="Leave out --fp8, or mend that (pip install 'cpplm[cuda]' brings torchao).",
+            fix="Leave out --fp8, or fix that (pip install 'cpplm[cuda]' brings torchao).",
         )
 
 

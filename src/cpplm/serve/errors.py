@@ -71,7 +71,7 @@ class ApiError(Exception):
 
         Args:
             status: of HTTP.
-            message: what is wrong and how to mend it.
+            message: what is wrong and how to fix it.
             code: for programs.
             param: the field of the request that is to blame.
             headers: of the answer, such as Retry-After.

@@ -1,4 +1,4 @@
-"""Checks before training starts; each warning says what it will cost and how to mend it."""
+"""Checks before training starts; each warning says what it will cost and how to fix it."""
 
 from __future__ import annotations
 

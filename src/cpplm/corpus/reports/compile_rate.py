@@ -9,7 +9,7 @@ are reported side by side:
 With third-party headers only documents are compiled again that failed for want of a header, or that ask for
 one with `__has_include`; the others could not tell the difference. The last condition is the one that counts:
 
-    impossible    documents that stop at a header that no file of the project is: no slicer would mend them
+    impossible    documents that stop at a header that no file of the project is: no slicer would fix them
     possible      the rate without those
     not_chunks    the rate without chunks, which are known not to stand alone
     functions     the share of the project's own functions that stand in a document that compiles
