@@ -124,4 +124,4 @@ def test_a_port_that_is_taken_is_one_clear_line(runs: Path) -> None:
         watch(RunWatchSettings(str(runs), port=int(url.rpartition(":")[2])))
     bound.close()
     with pytest.raises(UserError, match="no such folder"):
-        watch(RunWatchSettings(str(runs / "nowhere")))
+        RunWatchSettings(str(runs / "nowhere")).check_paths()

@@ -67,8 +67,6 @@ class CompileResult:
     compiles: bool
     standard: str
     """Under which it compiled, or got furthest: "c", "c++17"."""
-    ended_by_limit: bool = False
-    """A limit ended the compiler before it found an error."""
     first_error: str = ""
     """With straight quotes; empty when it compiles."""
     place: tuple[int, int] = (0, 0)
@@ -77,6 +75,8 @@ class CompileResult:
     """Headers as in the include; the compiler stops at the first."""
     later_standard: bool = False
     """True if it compiled, and not under the first standard."""
+    ended_by_limit: bool = False
+    """True if a limit ended the compiler before it found an error."""
 
     @property
     def reason(self) -> str:
