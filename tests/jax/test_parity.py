@@ -53,7 +53,7 @@ def test_indexers_warm_up_on_dense_attention() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
-    [{"scan": False, "remat": "full"}, {"remat": "dots", "jax_attention": "jax"}, {"remat": "attention"}],
+    [{"remat": "full"}, {"remat": "dots", "jax_attention": "jax"}, {"remat": "attention"}],
     ids=str,
 )
 def test_how_it_is_computed_changes_nothing(change: dict[str, Any]) -> None:
