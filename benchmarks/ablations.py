@@ -102,7 +102,7 @@ def _prepare(arguments: argparse.Namespace, variant: str) -> None:
     def step() -> None:
         # Some tokens are far more frequent than others, as in text: sparse gradients depend on it.
         ids_BT, targets_BT = (config.vocab_size * torch.rand(2, *shape) ** 4).long().unbind()
-        losses(ids_BT, targets_BT, torch.tensor(0.3)).total.backward()
+        losses(ids_BT, targets_BT, torch.tensor(0.3), None, None).total.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 

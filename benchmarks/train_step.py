@@ -113,7 +113,7 @@ def torch_step(
     weight = torch.zeros((), device=device)
 
     def step(ids_BT: torch.Tensor, targets_BT: torch.Tensor) -> float:
-        found = losses(ids_BT.to(device), targets_BT.to(device), weight)
+        found = losses(ids_BT.to(device), targets_BT.to(device), weight, None, None)
         found.total.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
