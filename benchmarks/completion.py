@@ -27,7 +27,6 @@ more; `keys` the share of typed characters saved by accepting, at one key each, 
 
 from __future__ import annotations
 
-import math
 import re
 import statistics
 import time
@@ -59,7 +58,6 @@ from cpplm.generate.project.files import ProjectFile
 from cpplm.generate.project.line_retrieval import RetrievedLines, retrieve_candidates, retrieve_lines
 from cpplm.generate.settings import (
     DEFAULT_PROJECT_LINES,
-    MODEL_ADVANTAGE,
     ModelSource,
     SamplingSettings,
     SchedulerLimits,
@@ -139,7 +137,7 @@ def fit_weights(held_out: HeldOut) -> list[float]:
 def generate(
     model: CheckpointModel, requests: Sequence[CodePrompt], kinds: Sequence[str]
 ) -> list[tuple[str, float]]:
-    """Greedy answers, single lines ended at their line break, each with the probability of its tokens."""
+    """Greedy answers, single lines ended at their line break, each with the log-probability of its tokens."""
     answers = [("", 0.0)] * len(requests)
     settings = SamplingSettings(max_new_tokens=NEW_TOKENS, temperature=0.0)
     for is_single in (True, False):
@@ -154,8 +152,8 @@ def generate(
         )  # fmt: skip
         for each in model.engine.complete_many(prompts, SchedulerLimits(max_batch=ROWS)):
             for completion in each.completions:
-                probability = math.exp(sum(token.logprob for token in completion.logprobs))
-                answers[chosen[each.number]] = completion.text, probability
+                logprob = sum(token.logprob for token in completion.logprobs)
+                answers[chosen[each.number]] = completion.text, logprob
     return answers
 
 
@@ -233,9 +231,9 @@ def likelier(answers: Sequence[tuple[str, float]], retrieved: Sequence[Retrieved
     """What `serve --project` shows: lines of the project, or what the model writes where it is likelier."""
     return [
         lines.text
-        if lines.text and lines.probability >= min(DEFAULT_PROJECT_LINES, probability / MODEL_ADVANTAGE)
+        if lines.text and (lines.probability >= DEFAULT_PROJECT_LINES or lines.is_preferred(logprob))
         else text
-        for lines, (text, probability) in zip(retrieved, answers, strict=True)
+        for lines, (text, logprob) in zip(retrieved, answers, strict=True)
     ]
 
 

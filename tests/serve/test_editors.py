@@ -157,7 +157,9 @@ def test_lines_of_the_project_are_answers_where_they_are_likely(
         monkeypatch.setattr("cpplm.generate.project.context.retrieve_lines", lambda *_: unlikely)
         same = served.post("/infill", body).json()
         assert (same["content"], same["project_probability"]) == (written["content"], 0)
-        monkeypatch.setattr("cpplm.serve.api.infill.MODEL_ADVANTAGE", 1e301)  # of a model that is never sure
+        monkeypatch.setattr(
+            "cpplm.generate.project.line_retrieval.MODEL_ADVANTAGE", 1e301
+        )  # of a model that is never sure
         assert served.post("/infill", body).json()["content"] == "one(2);"
         served.settle()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from dataclasses import replace
 from typing import Any
@@ -45,7 +44,7 @@ def generate(settings: GenerateSettings) -> Report:
     if lines is not None:
         request = replace(request, logprobs=0)
     completions, drafts = _write(engine, settings, request, (prefix, suffix or "") if streams else None)
-    if lines is not None and lines.probability > math.exp(sum(t.logprob for t in completions[0].logprobs)):
+    if lines is not None and lines.is_preferred(sum(token.logprob for token in completions[0].logprobs)):
         return _retrieved(lines, checkpoint.step, prefix, suffix or "")
     figures = {
         "step": checkpoint.step,

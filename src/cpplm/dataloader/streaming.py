@@ -68,8 +68,8 @@ class StreamingReader(ShardReader):
 
     def shards(self, split: Split | None = None) -> list[Shard]:
         """For training those that are known by now, for validation the one."""
-        asked = [entry for entry in sorted(self._known.items()) if split in (None, entry[1].split)]
-        return [shard for name, shard in asked if shard.split == "train" or name == _VALIDATION]
+        known = [entry for entry in sorted(self._known.items()) if split in (None, entry[1].split)]
+        return [shard for name, shard in known if shard.split == "train" or name == _VALIDATION]
 
     def num_train_shards(self) -> int | None:
         """Number of training shards once `_COMPLETE` is there, None before."""

@@ -172,9 +172,6 @@ class FormSettings:
 
 
 DEFAULT_PROJECT_LINES = 0.2
-MODEL_ADVANTAGE = 4.0
-"""What a model writes is preferred to lines of the project where it is this many times as likely: models are
-surer of what they write than they are right (LOG.md, 2026-11-29)."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -25,7 +24,7 @@ from cpplm.generate.project.context import ContextSource, ProjectContext, trunca
 from cpplm.generate.project.line_retrieval import RetrievedLines
 from cpplm.generate.scheduler import TokenEvent
 from cpplm.generate.sequence import CompletionOutput, GenerationRequest
-from cpplm.generate.settings import MODEL_ADVANTAGE, SamplingSettings
+from cpplm.generate.settings import SamplingSettings
 from cpplm.generate.truncation import fit_prompt, token_ends
 from cpplm.serve.api.llama_cpp import generation_settings
 from cpplm.serve.errors import response_docs
@@ -239,9 +238,9 @@ async def _likelier(
     written: DeltaStream, lines: RetrievedLines, settings: SamplingSettings, stop: InfillStop,
     progress: InfillProgress,
 ) -> DeltaStream:  # fmt: skip
-    """Yield lines of the project, or what the model wrote where that is `MODEL_ADVANTAGE` times as likely."""
+    """Yield lines of the project, or what the model wrote where that is preferred."""
     deltas = [delta async for delta in written]
-    if lines.probability * MODEL_ADVANTAGE > math.exp(progress.logprob):
+    if lines.is_preferred(progress.logprob):
         written = _retrieved(lines, settings, stop, progress)
         deltas = [delta async for delta in written]
     for delta in deltas:
