@@ -20,9 +20,19 @@ from cpplm.cpp.dead_branches import CLOSE, OPEN, after_errors, dead_branches
 from cpplm.cpp.lexer import IDENTIFIER, Directive, LexedSource, blank
 from cpplm.cpp.token_pasting import Pastes, Template, chains_and_calls, find_pastes, numbered, pasted_by_calls
 
-# `blank_either`: with or without arguments; `struct`, `struct_end`: `EVENT_BEGIN(x) int n; EVENT_END(x)`.
+# `blank_either`: with or without arguments; `struct`, `struct_end`: `EVENT_BEGIN(x) int n; EVENT_END(x)`;
+# `class_key`: `#define interface class`.
 Mask = Literal[
-    "blank", "blank_call", "blank_either", "open", "close", "struct", "struct_end", "statement", "unwrap"
+    "blank",
+    "blank_call",
+    "blank_either",
+    "open",
+    "close",
+    "struct",
+    "struct_end",
+    "class_key",
+    "statement",
+    "unwrap",
 ]
 
 _SPECIFIERS = frozenset(
@@ -43,6 +53,7 @@ _OPENS = re.compile(
 )
 _CLOSES = re.compile(rb"^[\s}]*\}[\s}]*;?\s*$")
 _OPENS_STRUCT = re.compile(rb"^\s*+(?:typedef\s++)?+(?:struct|union)\b[^{};]*+\{[^{}]*+$")
+_ENDS_STATEMENT = re.compile(rb"(?:;[\s)]*+|\})\Z")  # `DEPRECATED("text", int f(void);)`, too
 _CLOSES_STRUCT = re.compile(rb"^[^{}]*+\}[^{}]*+$")
 _STRUCTS: dict[Mask, re.Pattern[bytes]] = {"struct": _OPENS_STRUCT, "struct_end": _CLOSES_STRUCT}
 # Names that mean the same wherever they come from: a scope opened or closed, an export or calling convention.
@@ -55,7 +66,7 @@ _WELL_KNOWN: tuple[tuple[re.Pattern[bytes], Mask], ...] = (
                 rb"|JNIEXPORT|JNICALL|__THROW|WINAPI|APIENTRY|CALLBACK|__extension__|_Nullable|_Nonnull)$"),
      "blank"),
     # `void log(const char *text, ...) G_GNUC_PRINTF(1, 2);`
-    (re.compile(rb"^(?=[A-Z0-9_]+$)\w*(?:GNUC_|PRINTF_?(?:LIKE|FORMAT|ATTR)|(?:FORMAT|ATTR|ATTRIBUTE)_PRINTF)\w*$"),
+    (re.compile(rb"^(?=[A-Z0-9_]+$)(?!\w+_(?:FN|FUNC|PTR|T)$)\w*(?:GNUC_|PRINTF_?(?:LIKE|FORMAT|ATTR)|(?:FORMAT|ATTR|ATTRIBUTE)_PRINTF)\w*$"),
      "blank_either"),
     (re.compile(rb"^_GL_(?:ARG_NONNULL|ATTRIBUTE_\w+)$"), "blank_either"),  # gnulib's
 )  # fmt: skip
@@ -73,7 +84,7 @@ _ENUM_HEAD = re.compile(rb"\benum\s+(?:class\s+)?\w+\s+\Z")
 _ENUMERATORS = re.compile(rb"\s*+\{[^;{}]*+\}")
 _NAME_OR_CALL = re.compile(rb"([A-Za-z_]\w*)(\s*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))?")
 _WITH_ARGUMENTS = ("blank_call", "blank_either", "open", "close", "struct", "struct_end")
-_MARKERS = {"open": OPEN, "close": CLOSE, "struct": b"struct{", "struct_end": b"};"}
+_MARKERS = {"open": OPEN, "close": CLOSE, "struct": b"struct{", "struct_end": b"};", "class_key": b"struct"}
 # The type, its prefix for functions, and the type that it is derived from, each a `struct _LibItemClass`.
 _GOBJECT_ARGUMENTS: tuple[Template, ...] = ((0,), (1,), (b"_", 0), (4,), (b"_", 4))
 # GObject's: `G_DEFINE_TYPE(LibItem, lib_item, G_TYPE_OBJECT)` needs LibItemClass and declares lib_item_init.
@@ -98,7 +109,7 @@ def macro_bodies(directives: Iterable[Directive]) -> dict[bytes, set[bytes]]:
     """Every `#define` of a file: name to its bodies.
 
     A body starts with "(" when the macro takes arguments (their names are dropped), with a blank when it does
-    not; _ARGUMENT stands for an only argument; of long bodies what they paste, and the last byte, are kept.
+    not; _ARGUMENT stands for an only argument; of long bodies what they paste, and how they end, is kept.
     """
     bodies: dict[bytes, set[bytes]] = {}
     for directive in directives:
@@ -115,7 +126,8 @@ def macro_bodies(directives: Iterable[Directive]) -> dict[bytes, set[bytes]]:
         if body.startswith(b"@") and (word := body.strip(b"@").lower()) in _SPECIFIERS:
             body = word  # of a template: `#define INLINE @INLINE@`
         if len(body) > _LONGEST_BODY:
-            body = b"0 " + b" ".join(chains_and_calls(body)) + b" " + body[-1:]
+            end = b";" if _ENDS_STATEMENT.search(body, len(body) - 64) else body[-1:]
+            body = b"0 " + b" ".join(chains_and_calls(body)) + b" " + end
         bodies.setdefault(directive.macro, set()).add((b"(" if takes_arguments else b" ") + body)
     return bodies
 
@@ -157,7 +169,7 @@ class MacroTable:
         if len(set(structs.values())) == 2:
             masks |= structs
         for name, texts in maskable.items():
-            if name not in masks and all(text.endswith((b"}", b";")) for text in texts):
+            if name not in masks and all(map(_ENDS_STATEMENT.search, texts)):
                 masks[name] = "statement"
         functions = frozenset(n for n, texts in bodies.items() if any(text[:1] == b"(" for text in texts))
         pastes, renames = find_pastes(bodies)
@@ -197,6 +209,8 @@ def _classify(bodies: set[bytes], masks: dict[bytes, Mask], absent: frozenset[by
         return "open"
     if any(_CLOSES.match(body) for body in written) and all(body.startswith(b"}") for body in written):
         return "close"
+    if all(body in (b"class", b"struct") for body in bare):
+        return "class_key"
     if any(_SPECIFIERS.issuperset(body.split()) for body in bare):
         with_arguments = [body.startswith(b"(") for body in bodies]
         return "blank_call" if all(with_arguments) else "blank_either" if any(with_arguments) else "blank"

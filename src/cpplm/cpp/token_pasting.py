@@ -12,13 +12,17 @@ from cpplm.cpp.lexer import IDENTIFIER
 _PARAMETER = b"\x04"  # and its number, in what is pasted and in simple calls
 _PASTE = re.compile(rb"\x04?\w+(?:\s*##\s*\x04?\w+)+")
 _SIMPLE_CALL = re.compile(rb"\b([A-Za-z_]\w*)\s*\(([\x04\w\s,#]*)\)")
+# `X(red)`, where the parameter X is given a macro: `#define COLORS(X) X(red) X(green)`.
+_PARAMETER_CALL = re.compile(rb"(\x04\d+)\s*\(([\x04\w\s,]*)\)")
 _DEFINITION = re.compile(rb"#[ \t]*define[ \t]+\w+\(([^()]*)\)(?:\\\n|[^\n])*")
 _CALL = re.compile(rb"\b([A-Za-z_]\w*+)\s*+\((?=([^()]*))")  # also within the arguments of another
+_IS_PART = re.compile(rb"\x04?\w*")
 _IS_WORD = re.compile(rb"\w*")
 _PASTED_PART = re.compile(rb"\x04?\w+")
 _DEEPEST_PASTE = 3
 _MOST_PASTES = 64  # of one template that names macros
-Template = tuple[bytes | int, ...]  # what a macro pastes: words, and numbers of its parameters
+# What a macro pastes: words, and numbers of its parameters. For a call of a parameter: "(", that, arguments.
+Template = tuple[bytes | int, ...]
 Pastes = dict[bytes, frozenset[Template]]  # by the name of the macro
 
 
@@ -35,7 +39,8 @@ def numbered(body: bytes, parameters: list[bytes]) -> bytes:
 
 def chains_and_calls(body: bytes) -> list[bytes]:
     """The parts of a body that matter for what it pastes."""
-    return [match.group() for pattern in (_PASTE, _SIMPLE_CALL) for match in pattern.finditer(body)]
+    patterns = (_PASTE, _SIMPLE_CALL, _PARAMETER_CALL)
+    return [match.group() for pattern in patterns for match in pattern.finditer(body)]
 
 
 def find_pastes(
@@ -109,7 +114,8 @@ def pasted_names(templates: Iterable[Template], arguments: list[bytes]) -> set[b
     `FUNCTION(name)` and `FUNCTION(type, name)` the one of as many parameters.
     """
     words = [argument.strip() for argument in arguments]
-    usable = [template for template in templates if _last_parameter(template) < len(words)]
+    pasting = [template for template in templates if template[0] != b"("]
+    usable = [template for template in pasting if _last_parameter(template) < len(words)]
     exact = [template for template in usable if _last_parameter(template) == len(words) - 1]
     made = (
         b"".join(part if isinstance(part, bytes) else words[part] for part in template)
@@ -125,8 +131,19 @@ def pasted_by_calls(macros: Set[bytes], text: bytes, pastes: Pastes) -> set[byte
         name
         for macro, arguments in set(_CALL.findall(text))
         if macro in macros
-        for name in pasted_names(pastes[macro], arguments.split(b","))
+        for name in _pasted_by_call(macro, [each.strip() for each in arguments.split(b",")], pastes)
     }
+
+
+def _pasted_by_call(macro: bytes, words: list[bytes], pastes: Pastes) -> set[bytes]:
+    """The names that one call makes, also by the macros that it is given to call."""
+    names = pasted_names(pastes[macro], words)
+    for _, called, *arguments in (each for each in pastes[macro] if each[0] == b"("):
+        given = [called, *arguments]
+        if _last_parameter(tuple(given)) < len(words):
+            name, *inner = (part if isinstance(part, bytes) else words[part] for part in given)
+            names |= pasted_names(pastes.get(name, ()), inner)
+    return names
 
 
 def _without_parameters(definition: re.Match[bytes]) -> bytes:
@@ -165,7 +182,11 @@ def _parts(chain: bytes) -> list[bytes | int]:
 
 
 def _pasted_by(body: bytes) -> Iterator[Template]:
-    """The pastes in a body, of parameters and other words."""
+    """The pastes in a body, of parameters and other words, and the calls of parameters."""
+    for called, arguments in _PARAMETER_CALL.findall(body):
+        words = [each.strip() for each in arguments.split(b",")]
+        if all(map(_IS_PART.fullmatch, words)):
+            yield (b"(", int(called[1:]), *(_parts(each)[0] if each else b"" for each in words))
     for chain in _PASTE.findall(body) if b"##" in body else ():
         parts = _parts(chain)
         if _has_parameters(tuple(parts)):

@@ -13,10 +13,19 @@ from cpplm.corpus.slicing.outlines import without_spans
 from cpplm.corpus.slicing.project_index import ParsedFile
 from cpplm.cpp.conditions import IF_NOT_DEFINED, Macro, MacroState, is_elsewhere
 from cpplm.cpp.items import Item, ItemKind, conditions_in
-from cpplm.cpp.lexer import ELSE_KEYWORDS, IDENTIFIER, IF_KEYWORDS, INCLUDE_KEYWORDS, Directive, inner_first
+from cpplm.cpp.lexer import (
+    ELSE_KEYWORDS,
+    IDENTIFIER,
+    IF_KEYWORDS,
+    INCLUDE_KEYWORDS,
+    Directive,
+    conditional_groups,
+    inner_first,
+)
 from cpplm.cpp.segments import Condition
 
 _HAS_INCLUDE = re.compile(rb"__has_include\s*\(\s*(\"[^\"]*\"|<[^>]*>)\s*\)")
+_BEGINS_GROUP = re.compile(rb"(?:\s++|//[^\n]*+|/\*.*?\*/)*+#", re.DOTALL)
 Branches = Mapping[tuple[int, int], bool]  # by the offset of an `#if` and a branch's number: is it read?
 
 
@@ -173,6 +182,16 @@ def choose_header(
     chosen = len(found[-1] if found[-1][-1] == b"#else" else found[0]) - 1
     conditions.values |= {(group.group, n): n == chosen for n in range(len(group.lines))}
     return True
+
+
+def is_one_group(item: Item) -> bool:
+    """True if an item is one `#if` with its branches, and nothing else."""
+    if not item.directives or not _BEGINS_GROUP.match(item.text):
+        return False
+    groups, _ = conditional_groups(item.directives)
+    last = item.directives[-1].end
+    rest = item.text[len(item.text) + last - item.end :]
+    return [group.end for group in groups] == [last] and not rest.strip()
 
 
 def nested_directives(file: ParsedFile, number: int) -> list[tuple[Directive, list[Condition]]]:

@@ -15,6 +15,7 @@ from cpplm.core.storage import sha256
 from cpplm.corpus.include_index import is_foreign, shared_folders
 from cpplm.corpus.ingest.discovery import AUTOCONF_SCRIPTS
 from cpplm.corpus.slicing.autoconf import ATTRIBUTE, COMMENT, always_defined, defined_by_checks
+from cpplm.cpp.conditions import is_elsewhere
 
 _LINUX = tomllib.loads(
     resources.files("cpplm.corpus.slicing").joinpath("linux_build_config.toml").read_text("utf-8")
@@ -46,7 +47,7 @@ _SET = re.compile(rb'(?mi)^[ \t]*set[ \t]*\(\s*(\w+)\s+"?([2-9]|[1-9]\d+)"?\s*\)
 # As on most machines: the order of bytes, the compiler, threads, and types of ISO C and POSIX.
 _IS_DEFAULT = re.compile(
     rb"LITTLE_?ENDIAN|IS_LITTLE|LINUX$|COMPILER_IS_G(?:NU|CC)|^_GNU_SOURCE$|^GNULIB_[A-Z]|^TIME_WITH_SYS_TIME$"
-    rb"|^HAVE_(?:LIB)?PTHREADS?$"
+    rb"|^HAVE_(?:LIB)?PTHREADS?$|^HAVE_LINUX_\w+_H$"
     rb"|^HAVE_(?:\w+_)?ATTR(?:IBUTE)?_+(?:ALIAS|CONSTRUCTOR|FORMAT|NONNULL|NORETURN|PACKED|UNUSED|VISIBILITY|WEAK)_*$"
     rb"|^HAVE_(?:TYPE_)?(?:_?BOOL(?:_T)?|(?:U?_?INT(?:8|16|32|64|PTR|MAX|XX)|S?SIZE|SOCKLEN|OFF|PID)(?:_T)?"
     rb"|\w+_T_IN_\w+_H|(?:CLOCK|DEV|GID|INO|IN_ADDR|IN_PORT|MODE|NLINK|SA_FAMILY|SIGSET|SIG_ATOMIC|TIME|UID|WCHAR)_T)$"
@@ -94,6 +95,9 @@ _TEXT_MACRO = re.compile(
 )
 # Of a command line: `-DNAME=1`; of a shell script: `add_def NAME $value`; of a text that becomes a header.
 _NUMBER_MACRO = re.compile(rb"-D([A-Z_][A-Z0-9_]+)=(\d+)\b")
+# CMake's `add_definitions(-DNAME)`, `add_compile_definitions(NAME)`, in no branch: those are indented.
+_DEFINITIONS = re.compile(rb"(?m)^add_(?:compile_)?definitions[ \t]*\(([^()]*)\)")
+_PLAIN_MACRO = re.compile(rb"\s\"?(?:-D)?(?!HAVE_CONFIG_H\b|NDEBUG\b)([A-Za-z_]\w*)\"?(?=\s)")
 # `-DNAME_TYPE=$type`, of what a script finds out.
 _TYPE_MACRO = re.compile(rb"-D([A-Z_][A-Z0-9_]*_TYPE)=[\"'`$]")
 _SHELL_MACRO = re.compile(rb"(?m)^[ \t]*(?:add|config|set)_def(?:ine)?[ \t]+([A-Z_]\w+)[ \t]+(.*)$")
@@ -193,6 +197,7 @@ class BuildDefaults:
         forced_includes: the headers that the build includes before each source file.
         written: the names of headers that its rules write.
         on_command_line: what its script finds is given to the compiler, not written into a header.
+        for_all_files: macros that it defines as 1 for all that it compiles, none for other systems.
     """
 
     values: Mapping[bytes, bytes] = field(default_factory=dict)
@@ -201,6 +206,7 @@ class BuildDefaults:
     forced_includes: tuple[str, ...] = ()
     written: frozenset[str] = frozenset()
     on_command_line: bool = False
+    for_all_files: frozenset[bytes] = frozenset()
 
     def template_of(self, header: str, includer: str) -> str | None:
         """The template of a header by its name: the nearest to the file that includes it, else the first."""
@@ -212,7 +218,8 @@ class BuildDefaults:
         """Changes with any of them."""
         return sha256(
             f"{sorted(self.values.items())}{self.templates}{sorted(self.macros.items())}"
-            f"{self.forced_includes}{sorted(self.written)}{self.on_command_line}".encode()
+            f"{self.forced_includes}{sorted(self.written)}{self.on_command_line}"
+            f"{sorted(self.for_all_files)}".encode()
         )
 
 
@@ -223,6 +230,7 @@ def build_defaults(roots: Iterable[Path]) -> BuildDefaults:
     templates: list[tuple[str, str]] = []
     forced: dict[str, None] = {}
     written: frozenset[str] = frozenset()
+    for_all_files: set[bytes] = set()
     scripts: list[str] = []
     for root in roots:
         for path in (*sorted(root.glob("*.m4")), *sorted(root.glob("*/*.m4"))):
@@ -240,6 +248,9 @@ def build_defaults(roots: Iterable[Path]) -> BuildDefaults:
                 values |= dict.fromkeys(_OPTION.findall(data), b"1") | dict(_SET.findall(data))
                 values |= {macro: b"1" for name, macro in _CMAKE_CHECK.findall(data) if name in _OF_SYSTEM}
                 macros = dict(_defined_macros(data)) | macros
+                for arguments in _DEFINITIONS.findall(data):
+                    names = _PLAIN_MACRO.findall(b" " + arguments + b" ")
+                    for_all_files.update(name for name in names if not is_elsewhere(name))
                 if path.name in AUTOCONF_SCRIPTS:
                     data = COMMENT.sub(b"", data)
                     values |= always_defined(data)
@@ -261,7 +272,13 @@ def build_defaults(roots: Iterable[Path]) -> BuildDefaults:
     templates.sort(key=lambda each: is_foreign(each[1]))
     on_command_line = bool(scripts) and not any(map(_CONFIG_HEADERS.search, scripts))
     return BuildDefaults(
-        values, tuple(templates), macros, tuple(forced), written - PUBLIC_HEADERS, on_command_line
+        values,
+        tuple(templates),
+        macros,
+        tuple(forced),
+        written - PUBLIC_HEADERS,
+        on_command_line,
+        frozenset(for_all_files),
     )
 
 

@@ -7,6 +7,7 @@ import itertools
 import re
 from collections.abc import Mapping, Set
 
+from cpplm.corpus.slicing.branches import is_one_group
 from cpplm.corpus.slicing.build_headers import SYSTEM_NAMES
 from cpplm.corpus.slicing.expansion import Expansion, Visit
 from cpplm.cpp.conditions import is_elsewhere
@@ -21,7 +22,6 @@ _OPTIONS = re.compile(
 _UNLESS = re.compile(rb"#\s*+ifndef\s++\w++\s*+")
 _NEGATED = re.compile(rb"!\s*(?:defined\s*)?\(?\s*\w+")
 _KEYWORDS_OF_CONDITIONS = frozenset(b"if ifdef ifndef elif else defined".split())
-_BEGINS_GROUP = re.compile(rb"(?:\s++|//[^\n]*+|/\*.*?\*/)*+#", re.DOTALL)
 # What a line of a class declares: `int a, b[2];`, `int (*call)(void);`.
 _MEMBER = re.compile(rb"\b(\w++)\s*+(?:\[[^]]*+\]\s*+)*+(?::\s*+\d++\s*+)?[;,]|\(\s*\*\s*(\w+)\s*\)")
 
@@ -145,12 +145,11 @@ def _hiding_options(visit: Visit, number: int, known: Set[bytes]) -> Set[bytes]:
 
 def _options_of_group(item: Item) -> Set[bytes]:
     """The options of the first branch of an item that is one `#if` group without an `#else`."""
-    if not item.directives or not _BEGINS_GROUP.match(item.text):
+    if not is_one_group(item):
         return frozenset()
     groups, _ = conditional_groups(item.directives)
-    is_one = [group.end for group in groups] == [item.directives[-1].end]
     has_else = any(each.keyword == b"else" for group in groups for each in group.directives)
-    return _wanted(item.directives[0].line) if is_one and not has_else else frozenset()
+    return frozenset() if has_else else _wanted(item.directives[0].line)
 
 
 def _used_names(expansion: Expansion) -> dict[bytes, Set[bytes]]:
@@ -189,5 +188,8 @@ def _always_read(text: bytes) -> Set[bytes]:
 
 
 def _wanted(line: bytes) -> Set[bytes]:
-    """The macros that have to be defined, and not 0, for a condition of nothing else."""
-    return names_in(_NEGATED.sub(b"", line)) - _KEYWORDS_OF_CONDITIONS if _OPTIONS.fullmatch(line) else set()
+    """The macros that have to be defined, and not 0, for a condition of nothing else: of alternatives one."""
+    if not _OPTIONS.fullmatch(line):
+        return frozenset()
+    every = [names_in(_NEGATED.sub(b"", part)) - _KEYWORDS_OF_CONDITIONS for part in line.split(b"||")]
+    return next((names for names in every if names and not any(map(is_elsewhere, names))), every[0])

@@ -21,6 +21,7 @@ from cpplm.corpus.slicing.branches import (
     Conditions,
     choose_header,
     decide_conditions,
+    is_one_group,
     nested_directives,
     without_directives,
     written_includes,
@@ -284,7 +285,8 @@ class Expander:
         last = -1  # of those that are left
         external: list[tuple[tuple[Condition, ...], bytes]] = []
         made = {d.macro for d in item.directives if d.keyword == b"define"}  # `#define F "a.c"`, `#include F`
-        is_dead = not visit.own and item.kind == ItemKind.MACRO
+        is_region = item.kind == ItemKind.REGION and is_one_group(item)
+        is_dead = not visit.own and (item.kind == ItemKind.MACRO or is_region)
         is_there = functools.partial(self._index.includes.is_there, visit.file.name)
         is_chosen = choose_header(item, conditions, is_there, self._state.holds)
         decided = item.kind == ItemKind.INCLUDE and (is_chosen or not visit.own)
@@ -292,11 +294,11 @@ class Expander:
             keyword = directive.keyword
             live = not inner or conditions.live(inner)
             likely = of_likely is not None and (not inner or of_likely.live(inner) is True)
-            decided = decided and live is not None and keyword not in _STATEMENTS
+            decided = decided and (live is False or (live is True and keyword not in _STATEMENTS))
             if live is False:  # behind the guard of its header, which the document does not have
                 removed += [directive] if self._was_read(visit.file.name, directive.target) else []
                 continue
-            is_dead = is_dead and keyword not in _STATEMENTS
+            is_dead = is_dead and keyword not in _STATEMENTS and not (is_region and inner)
             if keyword == b"error" and likely:
                 self._demand([*item.stack, *inner], visit.file)
             if keyword in INCLUDE_KEYWORDS:

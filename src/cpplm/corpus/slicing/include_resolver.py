@@ -110,13 +110,15 @@ class IncludeResolver:
         is_system = target in build_headers.SYSTEM_HEADERS and target not in self._preceding
         if found is None and (argument[0] == '"' or not is_system):
             found = self._index.nearest(name, target)
-            if found is not None and argument[0] == "<":
-                found = self._in_search_folder(found, target)
+            if found is not None:
+                found = self._in_search_folder(found, target, argument[0])
+            if found == name:  # `#include "lib/lib.h"` in lib/lib.h: that below an include folder
+                found = next((each for each in self._index.ending_in(target) if each != name), found)
         return found or next(filter(None, (self._index.nearest(name, each) for each in templates)), None)
 
-    def _in_search_folder(self, found: str, target: str) -> str:
+    def _in_search_folder(self, found: str, target: str, opening: str) -> str:
         """The header found; instead of one in a folder with nothing else, that in a search path of others."""
-        counts = self._search_folders
+        counts = self._search_folders[opening]
         if counts[found.removesuffix(target)]:
             return found
         named = [found, *self._index.ending_in(target)]
@@ -124,11 +126,17 @@ class IncludeResolver:
         return best if counts[best.removesuffix(target)] >= FEWEST_HEADERS else found
 
     @functools.cached_property
-    def _search_folders(self) -> Counter[str]:
-        """Numbers of headers included in brackets from each folder, of those whose name is there once."""
-        arguments = {each for each in itertools.chain(*self.arguments.values()) if each[:1] == "<"}
-        named = ((target, self._index.ending_in(target)) for target in map(include_target, arguments))
-        return Counter(found[0].removesuffix(target) for target, found in named if len(found) == 1)
+    def _search_folders(self) -> Mapping[str, Counter[str]]:
+        """Numbers of headers included in brackets, or in quotes, from each folder, by `<` and `"`.
+
+        Of those whose name is there once.
+        """
+        counts: dict[str, Counter[str]] = defaultdict(Counter)
+        for argument in set(itertools.chain(*self.arguments.values())):
+            target = include_target(argument)
+            if len(found := self._index.ending_in(target)) == 1:
+                counts[argument[:1]][found[0].removesuffix(target)] += 1
+        return counts
 
     @functools.cached_property
     def _preceding(self) -> Set[str]:

@@ -37,10 +37,11 @@ _OF_HEADERS = frozenset(
     b"int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t".split()
 )
 _AFTER_ALL: Rank = sys.maxsize
+_MOST_CALLS = 4
 _NAMED_SCOPE = re.compile(rb"(?<![:\w])(\w+)\s*::\s*\w")
 TYPE_KINDS = (ItemKind.TYPE, ItemKind.FORWARD, ItemKind.ALIAS)
 _OPEN_TYPEDEF = re.compile(
-    rb"(?:\s|/\*.*?\*/|//[^\n]*\n)*+typedef\s+(?:struct|union|enum|class)\b", re.DOTALL
+    rb"(?:\s|/\*.*?\*/|//[^\n]*\n)*+typedef\s+(?:const\s+)?(?:struct|union|enum|class)\b", re.DOTALL
 )
 
 
@@ -204,9 +205,13 @@ class NameLookup:
         return found
 
     def _candidates_of(self, name: bytes, count: int, hidden: bool) -> Candidates:
-        places = prefer_unconditional(self._declaring(name).places[:count], self.expansion)
+        places = self._declaring(name).places[:count]
         if hidden:
             places = [each for each in places if self.expansion.item(each).kind not in HIDDEN_KINDS]
+        calls = [each for each in places if self.expansion.item(each).kind == ItemKind.CALL]
+        if len(calls) > _MOST_CALLS:  # of so many macros that have it as an argument the first declares it
+            uses = set(calls[1:] if len(calls) == len(places) else calls)
+            places = [each for each in places if each not in uses]
         places = needed_definitions(places, name, self.expansion)
         return Candidates(name, b"?" + name if hidden else name, places)
 
@@ -271,7 +276,8 @@ class NameLookup:
         """All places that declare a name."""
         if name not in self._ranked:
             expansion = self.expansion
-            places = sorted(expansion.declaring(name), key=expansion.rank)
+            places = prefer_unconditional(expansion.declaring(name), expansion)
+            places.sort(key=expansion.rank)
             if self.redefined.names:
                 places = [place for place in places if self.redefined.declares(place, name)]
             self._ranked[name] = self._rank(places)

@@ -229,12 +229,13 @@ class ProjectIndex:
 
     @functools.cached_property
     def command_line(self) -> Set[bytes]:
-        """The macros that a build passes to the compiler (`-DHAVE_X`): it writes no configuration header."""
+        """The macros that a build gives the compiler: for all files; `-DHAVE_X` if it writes no header."""
         arguments = itertools.chain(*self.includes.arguments.values())
         has_header = any("conf" in argument.rpartition("/")[2] for argument in arguments)
+        found = (self.deciding & self.defaults.for_all_files) - self.macros.names
         if not self.includes.closed or (has_header and not self.defaults.on_command_line):
-            return frozenset()
-        return self._have_macros
+            return found
+        return self._have_macros | found
 
     @functools.cached_property
     def build_macros(self) -> dict[bytes, bytes]:

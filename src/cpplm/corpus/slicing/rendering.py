@@ -31,6 +31,7 @@ _TIGHT = frozenset(
 _VERSION = re.compile(rb"[(,]\s*Version\s*[,)]")
 _BLANK_LINES = re.compile(rb"\n(?:[ \t]*\n){2,}")
 _TESTED = re.compile(rb"(?m)^[ \t]*#[ \t]*(?:(?:el)?if|ifn?def|undef|error)\b.*$")
+_CONDITION = re.compile(rb"(?m)^[ \t]*#[ \t]*(?:el)?if\b.*$")
 # Whether a macro is defined at all.
 _ASKED = re.compile(rb"(?:\bifn?def[ \t]+|\bdefined[ \t]*\(?[ \t]*)(\w+)")
 
@@ -148,9 +149,10 @@ class _Writer:
         mentioned = (of_build.keys() & words) - optional
         expanded = _words(_TESTED.sub(b"", text)) if mentioned or names else set()
         names |= mentioned & expanded
+        compared = _words(_ASKED.sub(b"", b"\n".join(_CONDITION.findall(text)))) if names else set()
         lines = []
         for name in filter(names.__contains__, self.expansion.defined):
-            is_number = name in of_build or is_switch(name) or self._has_number(name)
+            is_number = name in of_build or name in compared or is_switch(name) or self._has_number(name)
             is_word = name in expanded and not is_number
             lines.append(b"#define " + name + (b"" if is_word else b" " + index.definition(name)))
         is_c = index.is_c and all(index.read(name).language == "c" for name in self.expansion.roots)
