@@ -11,6 +11,7 @@ from cpplm.cpp.old_style_parameters import declares_parameter
 NONBLANK = re.compile(rb"\S")
 _BRACKET = re.compile(rb"[{}()\[\];\x02]")
 _CALL = re.compile(rb"([A-Za-z_]\w*)\s*\(")
+_LONE_WORD = re.compile(rb"[A-Za-z_]\w*+(?=\s*+(?:\Z|[\w}\x01\x02]))")  # `USING_LIBRARY_NAMESPACE`
 _CLASS_HEAD = re.compile(rb"\btypedef\b|\b(?:class|struct|union|enum)\b[^()=;]*\Z")
 _REQUIRES = re.compile(rb"\brequires\s*(?:\([^{}]*\))?\s*\Z")
 _DECLARATION = re.compile(
@@ -78,10 +79,11 @@ def _end_after_brace(code: bytes, start: int, after: int) -> int | None:
 
 
 def _statement_macro_end(code: bytes, start: int, table: MacroTable) -> int | None:
-    """A call of a statement macro without a semicolon ends at its parenthesis."""
+    """A call of a statement macro without a semicolon ends at its parenthesis, or behind its name."""
     match = _CALL.match(code, start)
     if not match:
-        return None
+        word = _LONE_WORD.match(code, start)
+        return word.end() if word and table.mask_of(word.group()) == "statement" else None
     name = match.group(1)
     known = table.mask_of(name) == "statement"
     if not known and not name.isupper():

@@ -2,7 +2,14 @@
 
 import pytest
 
-from tests.corpus.cpp import assert_compiles, compile_errors, needs_gxx, one_document
+from tests.corpus.cpp import (
+    assert_compiles,
+    compile_errors,
+    documents_of,
+    needs_gxx,
+    one_document,
+    write_files,
+)
 
 pytestmark = needs_gxx
 
@@ -129,3 +136,31 @@ def test_a_name_for_a_pointer_to_a_constant_is_no_definition(tmp_path):
     document = one_document(tmp_path, files, of="use.c", budget=1_000)
     assert document.kind == "compilable"
     assert compile_errors(document.text, language="c") == ""
+
+
+def test_a_macro_alone_that_uses_a_namespace_stands_in_each_document(tmp_path):
+    functions = "".join(f"count f{n}(count a) {{ return a + {n}; }}\n" for n in range(60))
+    files = {
+        "lib.h": "#define USING_LIB using namespace lib;\n#define LOCAL namespace {\n#define LOCAL_END }\n"
+        "namespace lib { typedef int count; }\n",
+        "use.cc": f'#include "lib.h"\nUSING_LIB\nLOCAL\n{functions}LOCAL_END\n',
+    }
+    documents = documents_of(write_files(tmp_path, files), budget=1_000, of="use.cc")
+    assert len(documents) > 1
+    assert [compile_errors(document.text) for document in documents] == [""] * len(documents)
+
+
+def test_types_that_members_return_values_of_are_complete_where_these_are_called(tmp_path):
+    members = "".join(f"int member_{n}; " for n in range(90))
+    files = {
+        "lib.h": "template <class T> struct step { T *at; void operator++() { ++at; }\n"
+        "  T &operator*() { return *at; } bool operator!=(step b) { return at != b.at; } };\n"
+        "template <class T> struct range { T *first; step<T> begin() { return {first}; }\n"
+        "  step<T> end() { return {first}; } };\n"
+        f"struct other {{ {members}}};\nstruct module {{ other *a; range<int> wires(); }};\n",
+        "use.cc": '#include "lib.h"\n'
+        "int use(module *m) { int n = 0; for (int w : m->wires()) n += w; return n; }\n",
+    }
+    document = one_document(tmp_path, files, of="use.cc", budget=1_000)
+    assert document.kind == "compilable"
+    assert compile_errors(document.text) == ""

@@ -64,7 +64,8 @@ class Closure:
     settled: set[Place] = field(default_factory=set)
     size: int = 0
     _accesses: set[bytes] = field(default_factory=set)  # the members that own items use, of whatever
-    _used: set[bytes] = field(default_factory=set)  # all names in own items
+    # All names in own items, and those that `for (T a : b)` uses.
+    _used: set[bytes] = field(default_factory=lambda: {b"begin", b"end"})
     # Of macros that own items do not use so far, the names in them.
     _macros: dict[bytes, Set[bytes]] = field(default_factory=dict)
     # For types of which a declaration may do, the functions and members that are declared with them.
@@ -142,11 +143,11 @@ class Closure:
                 self._note_macros(item)
             weak: Set[bytes] = frozenset()
             if place in self.reasons and self.detail >= Detail.FORWARD:
-                weak, reached, (type_, function) = self.lookup.weak_needs(place, meanings)
+                weak, reached, returned = self.lookup.weak_needs(place, meanings)
                 for name, others in reached:
                     self._reached[name] |= others
-                if type_ in weak:
-                    self._returned[type_].add(function)
+                for name, functions in returned:
+                    self._returned[name] |= functions
             if self.detail >= Detail.SKELETON:
                 self._call(place, meanings)
             depth = self._depth.get(place, 0) + 1

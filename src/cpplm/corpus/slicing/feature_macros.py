@@ -20,7 +20,8 @@ _MOST_MACROS = 6  # for a library in one place; more are a configuration
 def unnamed_items(items: Sequence[Item]) -> set[int]:
     """The positions of the items that code needs though it does not name them.
 
-    Such are includes, `using namespace`, feature test macros and the macros for the header of a library.
+    Such are includes, `using namespace` or a macro alone (`USING_LIBRARY_NAMESPACE`), feature test macros and
+    the macros for the header of a library.
     """
     return _library_macros(items) | {number for number, item in enumerate(items) if _counts_unnamed(item)}
 
@@ -29,6 +30,7 @@ def _counts_unnamed(item: Item) -> bool:
     return (
         item.kind == ItemKind.INCLUDE
         or (item.kind == ItemKind.USING and b"namespace" in item.mentions)
+        or (item.kind == ItemKind.CALL and item.text.split()[-1:] == [*item.mentions])  # a macro for that
         or (item.kind == ItemKind.MACRO and any(d.macro.startswith(_FEATURE_MACROS) for d in item.directives))
     )
 

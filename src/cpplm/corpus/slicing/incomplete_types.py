@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from cpplm.corpus.slicing.members import METHOD, members_and_bodies
 from cpplm.cpp.items import ItemKind
@@ -22,7 +22,8 @@ _POINTER = re.compile(
 _DIRECTIVE = re.compile(rb"(?m)^[ \t]*+#(?:[^\n\\]++|\\.)*+", re.DOTALL)  # with the lines that continue it
 _INITIALIZERS = re.compile(rb"\)[\w\s]*+:(?!:)")  # `Table() : size(DEFAULT) {}`
 _SCOPE_OF = re.compile(rb"\b(\w+)\s*(?:<[^;{}<>]*>)?\s*::")
-_LAST_WORD = re.compile(rb"(?<!\w)([A-Za-z_]\w*+)\s*+\Z")
+_VALUE_TYPE = re.compile(rb"(?<!\w)([A-Za-z_]\w*+)\s*+(?:<[^;{}()]*>\s*+)?\Z")  # `Range<T *>`
+_LONGEST_TYPE = 300
 MEMBER_END = re.compile(rb"[;{}]|\b(?:public|private|protected)\s*:(?!:)")
 
 
@@ -36,15 +37,10 @@ def needs_only_declared(text: bytes, kind: ItemKind) -> Mapping[bytes, frozenset
     weak: dict[bytes, set[bytes]] = defaultdict(set)
     strong: set[bytes] = set()
     reached_by_macros: set[bytes] = set()
-    if kind == ItemKind.PROTOTYPE:
-        parts = [text]
-    elif kind == ItemKind.TYPE:
-        members, bodies = members_and_bodies(_DIRECTIVE.sub(b"", text))
-        parts = MEMBER_END.split(members)
+    parts, bodies = _declarations(text, kind)
+    if kind == ItemKind.TYPE:
         strong.update(IDENTIFIER.findall(bodies))
         reached_by_macros.update(IDENTIFIER.findall(b"".join(_DIRECTIVE.findall(text))))
-    else:
-        return {}
     for names, reached, declared, needed in map(_part_names, parts):
         strong.update(names if declared in reached_by_macros else needed)
         for name in names:
@@ -55,13 +51,28 @@ def needs_only_declared(text: bytes, kind: ItemKind) -> Mapping[bytes, frozenset
 
 
 @functools.lru_cache(maxsize=1_024)
-def value_returned(prototype: bytes) -> tuple[bytes, bytes]:
-    """The type that a function returns a value of, as its declaration ends with it, and the function."""
-    function = METHOD.search(prototype)
-    if function is None:
-        return b"", b""
-    type_ = _LAST_WORD.search(prototype, 0, function.start())
-    return (type_.group(1), function.group(1)) if type_ is not None else (b"", b"")
+def values_returned(text: bytes, kind: ItemKind) -> Mapping[bytes, Set[bytes]]:
+    """The types that functions declared in an item return values of, each with these functions."""
+    found: dict[bytes, set[bytes]] = defaultdict(set)
+    for part in _declarations(text, kind)[0]:
+        function = METHOD.search(part)
+        if function is None:
+            continue
+        end = function.start()
+        type_ = _VALUE_TYPE.search(part, max(end - _LONGEST_TYPE, 0), end)
+        if type_ is not None:
+            found[type_.group(1)].add(function.group(1))
+    return found
+
+
+def _declarations(text: bytes, kind: ItemKind) -> tuple[list[bytes], bytes]:
+    """What an item declares, a prototype or members, and the bodies of these."""
+    if kind == ItemKind.PROTOTYPE:
+        return [text], b""
+    if kind == ItemKind.TYPE:
+        members, bodies = members_and_bodies(_DIRECTIVE.sub(b"", text))
+        return MEMBER_END.split(members), bodies
+    return [], b""
 
 
 @functools.lru_cache(maxsize=8_192)

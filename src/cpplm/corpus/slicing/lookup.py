@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cpplm.corpus.slicing.expansion import Expansion, Place, Rank
-from cpplm.corpus.slicing.incomplete_types import needs_only_declared, value_returned
+from cpplm.corpus.slicing.incomplete_types import needs_only_declared, values_returned
 from cpplm.corpus.slicing.multiple_inclusion import needed_definitions, prefer_unconditional
 from cpplm.corpus.slicing.redefined_macros import RedefinedMacros
 from cpplm.corpus.slicing.shadowing import (
@@ -61,13 +61,13 @@ class Candidates(NamedTuple):
 class WeakNeeds(NamedTuple):
     """The types that a borrowed item needs no more of than a declaration.
 
-    `reached`: for the types through which something that it declares is reached, that; `returned`: the type
-    that a function returns a value of, and the function.
+    `reached`: for the types through which something that it declares is reached, that; `returned`: for those
+    that functions return values of, these functions.
     """
 
     names: Set[bytes]
     reached: Sequence[tuple[bytes, Set[bytes]]]
-    returned: tuple[bytes, bytes]
+    returned: Sequence[tuple[bytes, Set[bytes]]]
 
 
 @dataclass(slots=True)
@@ -150,7 +150,8 @@ class NameLookup:
             names -= self.complete(place, item)
             names -= names & self.expansion.index.macros.names
             reached = [(name, declared[name]) for name in names if declared[name]]
-            returned = value_returned(item.text) if item.kind == ItemKind.PROTOTYPE and names else (b"", b"")
+            values = values_returned(item.text, item.kind) if names else {}
+            returned = [(name, values[name]) for name in names & values.keys()]
             meanings.weak = WeakNeeds(names, reached, returned)
         return meanings.weak
 
