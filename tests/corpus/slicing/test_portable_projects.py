@@ -164,3 +164,14 @@ def test_types_that_members_return_values_of_are_complete_where_these_are_called
     document = one_document(tmp_path, files, of="use.cc", budget=1_000)
     assert document.kind == "compilable"
     assert compile_errors(document.text) == ""
+
+
+def test_a_using_declaration_is_no_definition(tmp_path):
+    files = {
+        "lib.h": "namespace rtl { struct cell; }\nusing rtl::cell;\nstruct pair { cell *first; };\n"
+        f"namespace rtl {{ struct cell {{ int type; }}; }}\n{'int more();' * 200}\n",
+        "use.cc": '#include "lib.h"\nint use(pair *p) { return p->first->type; }\n',
+    }
+    document = one_document(tmp_path, files, of="use.cc", budget=1_000)
+    assert document.kind == "compilable"
+    assert compile_errors(document.text) == ""

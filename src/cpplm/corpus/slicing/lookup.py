@@ -305,7 +305,7 @@ class NameLookup:
 def _is_open(item: Item) -> bool:
     """True for what declares a type or a constant function and leaves its definition to others."""
     return (
-        item.kind == ItemKind.FORWARD
+        item.kind in (ItemKind.FORWARD, ItemKind.USING)
         or (item.kind == ItemKind.ALIAS and bool(_OPEN_TYPEDEF.match(item.text)))
         or (item.kind == ItemKind.PROTOTYPE and b"constexpr" in item.text)
     )
