@@ -227,8 +227,8 @@ depends() { # the -dev packages that the projects of all sets are built with, an
     # shellcheck disable=SC2046  # several packages
     our_apt apt-cache depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces \
         --no-enhances $(awk '/^Build-Depends/ { on = 1; $1 = "" } /^[A-Z]/ { on = 0 } on' "$folder"/*/*/debian/control |
-        tr -s ' ,|()\t' '\n' | grep -E '^[a-z0-9][a-z0-9.+-]*-dev$' | sort -u | grep -vxFf "$folder/own.txt") |
-        grep -E '^[a-z0-9][a-z0-9.+-]*-dev$' | sort -u | grep -vxFf "$folder/own.txt"
+        tr -s ' ,|()\t' '\n' | grep -E '^[a-z0-9][a-z0-9.+-]*-(dev|headers)$' | sort -u | grep -vxFf "$folder/own.txt") |
+        grep -E '^[a-z0-9][a-z0-9.+-]*-(dev|headers)$' | sort -u | grep -vxFf "$folder/own.txt"
 }
 
 headers() { # unpack, not install, binary packages; print their folders
