@@ -23,17 +23,9 @@ from cpplm.cpp.token_pasting import Pastes, Template, chains_and_calls, find_pas
 # `blank_either`: with or without arguments; `struct`, `struct_end`: `EVENT_BEGIN(x) int n; EVENT_END(x)`;
 # `class_key`: `#define interface class`.
 Mask = Literal[
-    "blank",
-    "blank_call",
-    "blank_either",
-    "open",
-    "close",
-    "struct",
-    "struct_end",
-    "class_key",
-    "statement",
+    "blank", "blank_call", "blank_either", "open", "close", "struct", "struct_end", "class_key", "statement",
     "unwrap",
-]
+]  # fmt: skip
 
 _SPECIFIERS = frozenset(
     b"inline constexpr consteval constinit noexcept virtual override final extern static explicit const "

@@ -285,8 +285,8 @@ class Expander:
         last = -1  # of those that are left
         external: list[tuple[tuple[Condition, ...], bytes]] = []
         made = {d.macro for d in item.directives if d.keyword == b"define"}  # `#define F "a.c"`, `#include F`
-        is_region = item.kind == ItemKind.REGION and is_one_group(item)
-        is_dead = not visit.own and (item.kind == ItemKind.MACRO or is_region)
+        is_region = not visit.own and item.kind == ItemKind.REGION and is_one_group(item)
+        is_dead = is_region or (not visit.own and item.kind == ItemKind.MACRO)
         is_there = functools.partial(self._index.includes.is_there, visit.file.name)
         is_chosen = choose_header(item, conditions, is_there, self._state.holds)
         decided = item.kind == ItemKind.INCLUDE and (is_chosen or not visit.own)

@@ -66,7 +66,7 @@ def values_returned(text: bytes, kind: ItemKind) -> Mapping[bytes, Set[bytes]]:
 
 
 def _declarations(text: bytes, kind: ItemKind) -> tuple[list[bytes], bytes]:
-    """What an item declares, a prototype or members, and the bodies of these."""
+    """The declarations of an item, a prototype or members, and the bodies of these."""
     if kind == ItemKind.PROTOTYPE:
         return [text], b""
     if kind == ItemKind.TYPE:

@@ -209,7 +209,8 @@ class NameLookup:
         places = self._declaring(name).places[:count]
         if hidden:
             places = [each for each in places if self.expansion.item(each).kind not in HIDDEN_KINDS]
-        calls = [each for each in places if self.expansion.item(each).kind == ItemKind.CALL]
+        many = places if len(places) > _MOST_CALLS else []
+        calls = [each for each in many if self.expansion.item(each).kind == ItemKind.CALL]
         if len(calls) > _MOST_CALLS:  # of so many macros that have it as an argument the first declares it
             uses = set(calls[1:] if len(calls) == len(places) else calls)
             places = [each for each in places if each not in uses]
