@@ -14,8 +14,9 @@ the text behind it (2,000), and what reads projects the other files.
     lines          what `cpplm.generate.project.line_retrieval` finds in the project
     RUN            greedy: with the suffix where the run was trained to fill in; `plain` without it
     RUN +project   with text of the project in front, too (docs/fill-in-the-middle.md)
-    RUN +project +lines  lines of the project where they are right with probability 0.2 or more, or what the
-                   model writes is not four times as likely; else as RUN +project
+    RUN +ngrams    and with what follows the last tokens elsewhere in the project
+    RUN +lines     as `serve --project`: lines of the project where they are right with probability 0.2 or
+                   more, or what the model writes is not four times as likely; else as RUN +ngrams
 
 `answered at 0.2` is the share of single lines for which `lines` has one of that probability or more, `right
 at 0.2` how many of these are exactly right. `--fit` prints the weights of `lines`, by the likelihood of what
@@ -53,12 +54,14 @@ from cpplm.evaluate.fim.report import edit_similarity, normalize_layout
 from cpplm.evaluate.models.checkpoint_model import CheckpointModel
 from cpplm.evaluate.models.code_model import CodePrompt
 from cpplm.evaluate.texts import Text, read_texts
-from cpplm.generate.project.context import ProjectContext
+from cpplm.generate.ngrams import NgramMixture
+from cpplm.generate.project.context import ProjectContext, project_context
 from cpplm.generate.project.files import ProjectFile
 from cpplm.generate.project.line_retrieval import RetrievedLines, retrieve_candidates, retrieve_lines
 from cpplm.generate.settings import (
     DEFAULT_PROJECT_LINES,
     ModelSource,
+    ProjectSettings,
     SamplingSettings,
     SchedulerLimits,
 )
@@ -135,7 +138,10 @@ def fit_weights(held_out: HeldOut) -> list[float]:
 
 
 def generate(
-    model: CheckpointModel, requests: Sequence[CodePrompt], kinds: Sequence[str]
+    model: CheckpointModel,
+    requests: Sequence[CodePrompt],
+    kinds: Sequence[str],
+    ngrams: Sequence[NgramMixture | None],
 ) -> list[tuple[str, float]]:
     """Greedy answers, single lines ended at their line break, each with the log-probability of its tokens."""
     answers = [("", 0.0)] * len(requests)
@@ -146,7 +152,7 @@ def generate(
         prompts = (
             model.engine.request(
                 requests[number].prefix, requests[number].suffix if model.supports_fim else None,
-                spm=model.fim_order == "spm", settings=settings, stop=stop, logprobs=0,
+                spm=model.fim_order == "spm", settings=settings, stop=stop, logprobs=0, ngrams=ngrams[number],
             )
             for number in chosen
         )  # fmt: skip
@@ -205,6 +211,7 @@ def of_model(run: str, held_out: HeldOut, folder: Path, lines: ProjectLines) -> 
     holes, kinds = held_out.holes, [hole.kind for hole in held_out.holes]
     list(model.generate([model.fit(holes[0].request, 8)], SamplingSettings(max_new_tokens=8)))  # warm
     trained = model.supports_fim
+    nothing = [None] * len(holes)
     for way, supports_fim in {"plain": False, "": True, "+project": True}.items():
         if supports_fim > trained:
             continue
@@ -213,17 +220,20 @@ def of_model(run: str, held_out: HeldOut, folder: Path, lines: ProjectLines) -> 
         if way == "+project":
             requests = [with_project(model, hole, held_out, folder) for hole in holes]
         fitted = [model.fit(request, NEW_TOKENS) for request in requests]
-        bits = [None] * len(holes)
+        bits = nothing
         if supports_fim:
             bits = list(model.score_middles(fitted, [hole.middle for hole in holes]))
-        answers = generate(model, fitted, kinds)
+        answers = generate(model, fitted, kinds, nothing)
         yield (
             f"{run} {way}".strip(),
             score(held_out, [text for text, _ in answers], bits) | (latency(model, holes) if not way else {}),
         )
         if way == "+project":
+            ngrams = [ngrams_at(model, hole, held_out, folder) for hole in holes]
+            answers = generate(model, fitted, kinds, ngrams)
+            yield f"{run} +ngrams", score(held_out, [text for text, _ in answers], nothing)
             both = likelier(answers, [lines.retrieve(hole) for hole in holes])
-            yield f"{run} +project +lines", score(held_out, both, [None] * len(holes))
+            yield f"{run} +lines", score(held_out, both, nothing)
     model.supports_fim = trained
 
 
@@ -240,13 +250,27 @@ def likelier(answers: Sequence[tuple[str, float]], retrieved: Sequence[Retrieved
 _PROJECTS: dict[Path, ProjectContext] = {}
 
 
-def with_project(model: CheckpointModel, hole: FimHole, held_out: HeldOut, folder: Path) -> CodePrompt:
-    """The prompt of a hole with text of its project in front."""
+def project_at(
+    model: CheckpointModel, hole: FimHole, held_out: HeldOut, folder: Path
+) -> tuple[ProjectContext, tuple[str, str, str]]:
+    """The project of a hole, and the hole's arguments for what it gives."""
     project, *rest = PurePosixPath(held_out.texts[hole.group].path).parts
     if folder / project not in _PROJECTS:
-        _PROJECTS[folder / project] = ProjectContext(folder / project, model.token_ends)
-    source = _PROJECTS[folder / project].source("/".join(rest), hole.before, hole.after)
-    return model.fit(hole.request, NEW_TOKENS, source)
+        settings = ProjectSettings(folder / project)
+        _PROJECTS[folder / project] = project_context(model.engine.tokenizer, settings)
+    return _PROJECTS[folder / project], ("/".join(rest), hole.before, hole.after)
+
+
+def with_project(model: CheckpointModel, hole: FimHole, held_out: HeldOut, folder: Path) -> CodePrompt:
+    """The prompt of a hole with text of its project in front."""
+    project, cursor = project_at(model, hole, held_out, folder)
+    return model.fit(hole.request, NEW_TOKENS, project.source(*cursor))
+
+
+def ngrams_at(model: CheckpointModel, hole: FimHole, held_out: HeldOut, folder: Path) -> NgramMixture | None:
+    """The n-grams of a hole's project."""
+    project, cursor = project_at(model, hole, held_out, folder)
+    return project.ngrams(*cursor)
 
 
 def cut_holes(folder: Path, per_kind: int, seed: int) -> HeldOut:

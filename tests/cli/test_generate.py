@@ -103,8 +103,12 @@ def test_a_project_stands_before_the_hole(engine: Engine, command: Command, tmp_
     (tmp_path / "other.cpp").write_text("int a;\nint b;\n")
     hole = f"int a;\n{CURSOR}\n"
     given = ("--fim", "--project", str(tmp_path), "--project_lines", "1", "--file", "a.cpp")
-    _, figures = command(*given, stdin=hole)
+    _, figures = command(*given, "--project_ngrams", "off", stdin=hole)
     assert figures["completions"] == expected(engine, "int a;\nint b;\n\nint a;\n", "\n")
+    _, figures = command(*given, stdin=hole)
+    assert figures["completions"] != expected(engine, "int a;\nint b;\n\nint a;\n", "\n")
+    with pytest.raises(UserError, match="no effect without --project"):
+        command("--fim", "--project_ngrams", "off", stdin=hole)
     with pytest.raises(UserError, match="is not in the project"):
         command("--fim", "--project", str(tmp_path), "--file", "../a.cpp", stdin=hole)
 

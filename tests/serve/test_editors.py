@@ -6,12 +6,14 @@ autoload/llama.vim. Continue: core/llm/llms/OpenAI.ts, `_streamFim` and `_conver
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from cpplm.generate.engine import Engine
+from cpplm.generate.project.context import project_context
 from cpplm.generate.project.line_retrieval import RetrievedLines
 from cpplm.generate.settings import ProjectSettings, SamplingSettings
 from cpplm.serve.api.infill import InfillStop, infill_context
@@ -101,18 +103,29 @@ def test_what_is_read_ahead_stays_read(engine: Engine) -> None:
         scheduler.cache.release(sequence)
 
 
-def test_text_of_the_project_stands_before_the_prefix(engine: Engine, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ngrams", ["on", "off"])
+def test_text_of_the_project_stands_before_the_prefix(
+    engine: Engine, tmp_path: Path, ngrams: Literal["on", "off"]
+) -> None:
     last = PREFIX.split("\n")[-2]
     (tmp_path / "other.cpp").write_text(f"{last}\nint of_the_project;\n")
-    with serving(engine, project=ProjectSettings(tmp_path)) as served:
+    settings = ProjectSettings(tmp_path, project_ngrams=ngrams)
+    project = project_context(engine.tokenizer, settings)
+    assert project is not None
+    with serving(engine, project=settings) as served:
         body = llama_vscode(temperature=0, n_indent=0, input_file="a.cpp", t_max_predict_ms=60_000)
         found = served.post("/infill", body).json()
         extra = "".join(each["text"] + "\n" for each in EXTRA) + f"{last}\nint of_the_project;\n\n"
-        prompt = extra + PREFIX + "    return wid"
-        request = engine.request(prompt, SUFFIX, settings=SamplingSettings(24, 0, 40, top_p=0.99))
+        typed = PREFIX + "    return wid"
+        request = engine.request(
+            extra + typed, SUFFIX, settings=SamplingSettings(24, 0, 40, top_p=0.99),
+            ngrams=project.ngrams("a.cpp", typed, SUFFIX),
+        )  # fmt: skip
         assert found["tokens_evaluated"] == len(request.ids)
         (expected,) = next(iter(engine.complete_many([request]))).completions
         assert found["content"] == expected.text
+        (alone,) = next(iter(engine.complete_many([replace(request, ngrams=None)]))).completions
+        assert (alone.text == expected.text) == (ngrams == "off")
         answer = served.post("/infill", {**body, "input_file": "../secret.cpp"})
         assert answer.status_code == 400
         assert "is not in the project" in answer.json()["error"]["message"]
@@ -143,11 +156,11 @@ def test_lines_of_the_project_are_answers_where_they_are_likely(
         ahead = served.post("/infill", {**body, "n_predict": 0}).json()
         assert (ahead["content"], ahead["project_probability"]) == ("", 0)
         served.settle()
-    with serving(engine, project=ProjectSettings(tmp_path, 1)) as served:
+    with serving(engine, project=ProjectSettings(tmp_path, 1, "off")) as served:
         written = served.post("/infill", body).json()
         assert written["project_probability"] == 0
         assert written["tokens_predicted"] > 0
-    with serving(engine, project=ProjectSettings(tmp_path, 0.999)) as served:  # less: the likelier answer
+    with serving(engine, project=ProjectSettings(tmp_path, 0.999, "off")) as served:  # the likelier answer
         likelier = served.post("/infill", {**body, "stop": ["two"]}).json()
         assert likelier["content"] == "one(2);\n"
         assert likelier["project_probability"] == found["project_probability"]

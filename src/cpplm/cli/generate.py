@@ -14,7 +14,7 @@ from cpplm.core.storage import Storage
 from cpplm.generate.engine import Engine
 from cpplm.generate.grammar import GrammarSpec
 from cpplm.generate.load import load_engine
-from cpplm.generate.project.context import ProjectContext, truncate_with_context
+from cpplm.generate.project.context import ProjectContext, project_context, truncate_with_context
 from cpplm.generate.project.line_retrieval import RetrievedLines
 from cpplm.generate.samples import example_completions
 from cpplm.generate.sequence import CompletionOutput, GenerationRequest
@@ -32,11 +32,10 @@ def generate(settings: GenerateSettings) -> Report:
     prefix, suffix = texts
     if settings.fim and not checkpoint.supports_fim:
         log_info("cpplm: this model was not trained to fill in (--fim_rate): what it writes will hardly fit")
-    folder, context, lines = settings.project.project, None, None
-    if folder is not None and suffix is not None:
-        context = ProjectContext(folder, token_ends(engine.tokenizer), settings.project.project_lines)
-        if settings.form == FormSettings() and settings.num_samples == 1:
-            lines = context.lines(settings.file, prefix, suffix)
+    context = None if suffix is None else project_context(engine.tokenizer, settings.project)
+    lines = None
+    if context is not None and settings.form == FormSettings() and settings.num_samples == 1:
+        lines = context.lines(settings.file, prefix, suffix or "")
     if lines is not None and lines.probability >= settings.project.project_lines:
         return _retrieved(lines, checkpoint.step, prefix, suffix or "")
     streams = settings.num_samples == 1 and lines is None
@@ -157,10 +156,14 @@ def _request(
     spec = _grammar_spec(settings.form)
     grammar = engine.grammars.compile(spec) if spec is not None else None
 
+    ngrams = None
+    if project is not None and suffix is not None:
+        ngrams = project.ngrams(settings.file, prefix, suffix)
+
     def ask(before: str | bytes, behind: str | bytes | None) -> GenerationRequest:
         request = engine.request(
             before, behind, settings=settings.sampling, num_samples=settings.num_samples,
-            spm=settings.fim_order == "spm", grammar=grammar,
+            spm=settings.fim_order == "spm", grammar=grammar, ngrams=ngrams,
         )  # fmt: skip
         return replace(request, valid=cpp_context(prefix, suffix) if settings.form.valid else None)
 

@@ -23,6 +23,7 @@ from itertools import islice
 from cpplm.core.errors import UserError
 from cpplm.dataloader.fim import render_fim_prompt
 from cpplm.generate.grammar import Grammar, GrammarCompiler
+from cpplm.generate.ngrams import NgramMixture
 from cpplm.generate.scheduler import Scheduler
 from cpplm.generate.sequence import CompletionOutput, GenerationRequest, StopCondition
 from cpplm.generate.settings import SamplingSettings, SchedulerLimits
@@ -71,6 +72,7 @@ class Engine:
         spm: bool = True,
         grammar: Grammar | None = None,
         valid: bool = False,
+        ngrams: NgramMixture | None = None,
     ) -> GenerationRequest:
         """Make a request for what follows `prefix`, the beginning of a document.
 
@@ -85,6 +87,7 @@ class Engine:
                 seen little text can do best, and what was read of the suffix stays known while it grows.
             grammar: what the continuations match.
             valid: draw tokens again that break the syntax of C++.
+            ngrams: of a project, beside the model.
         """
         settings = settings or SamplingSettings()
         if suffix is not None:
@@ -95,7 +98,15 @@ class Engine:
             ids, removed = [BOS, *healed.ids], healed.removed
         context = cpp_context(prefix, suffix) if valid else None
         return GenerationRequest(
-            tuple(ids), settings, num_samples, removed, stop, logprobs, grammar=grammar, valid=context
+            tuple(ids),
+            settings,
+            num_samples,
+            removed,
+            stop,
+            logprobs,
+            grammar=grammar,
+            valid=context,
+            ngrams=ngrams,
         )
 
     def num_prompt_tokens(self, request: GenerationRequest) -> int:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from cpplm.core.errors import UserError
 from cpplm.generate.grammar import Grammar
+from cpplm.generate.ngrams import MAX_MATCH, NgramMixture
 from cpplm.generate.sampling import apply_penalties, random_stream, sample
 from cpplm.generate.settings import SamplingSettings
 from cpplm.generate.valid_cpp import CppContext, CppSyntax
@@ -61,11 +62,13 @@ class GenerationRequest:
     """Grammar that the text of every continuation matches, unless a limit or a stop text cuts it."""
     valid: CppContext | None = None
     """Tokens that break C++'s syntax here are drawn again."""
+    ngrams: NgramMixture | None = None
+    """N-grams of a project that the model's probabilities are interpolated with."""
 
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """Log-probability of a token to the model, before sampling settings; logarithms are natural."""
+    """Natural log-probability of a token to the model and its n-grams, before sampling settings."""
 
     token: int
     logprob: float
@@ -119,6 +122,11 @@ class SequenceState:
     def uniform(self) -> float:
         """The next of the sample's random numbers."""
         return self._random.random()
+
+    @property
+    def last_ids(self) -> tuple[int, ...]:
+        """The end of prompt and continuation, as much as n-grams read."""
+        return (*self.request.ids[-MAX_MATCH:], *self.ids[-MAX_MATCH:])
 
     def apply_constraints(self, logits_V: Tensor) -> Tensor:
         """Logits without what does not spell the prefix or match the grammar, with penalties and bias."""
@@ -271,6 +279,9 @@ def sample_next(logits_BV: Tensor, states: Sequence[SequenceState]) -> list[int]
     """
     if bool(logits_BV.sum().isnan()):  # a third of the time of looking at each
         raise UserError("the model gives no numbers (NaN)", fix="Its training diverged: use an earlier step.")
+    for row, each in enumerate(states):
+        if each.request.ngrams is not None:
+            logits_BV[row] = each.request.ngrams.mix(logits_BV[row], each.last_ids)
     logprobs = {
         row: logits_BV[row].log_softmax(-1)
         for row, each in enumerate(states) if each.request.logprobs is not None

@@ -186,12 +186,17 @@ class ProjectSettings:
     """Lines copied from the project, names replaced, are the answer where their estimated probability of
     being exactly right is at least this (the model is not run), or unless the model's own text is four times
     as likely (1 = never copy)."""
+    project_ngrams: Literal["on", "off"] = "on"
+    """What follows the last tokens elsewhere in the project gets a share of the model's probabilities; off
+    for models that know the project, or that are much larger than those of an hour."""
 
     def __post_init__(self) -> None:
         if not 0 < self.project_lines <= 1:
             raise UserError(f"--project_lines {self.project_lines} is no probability", fix="Use 1 for never.")
         if self.project is None and self.project_lines != DEFAULT_PROJECT_LINES:
             raise UserError("--project_lines has no effect without --project")
+        if self.project is None and self.project_ngrams != "on":
+            raise UserError("--project_ngrams has no effect without --project")
 
     def check_paths(self) -> None:
         """Refuse a project that is not there."""

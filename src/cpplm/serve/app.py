@@ -15,9 +15,8 @@ from starlette.types import ASGIApp
 
 from cpplm import __version__
 from cpplm.core.progress import log_info
-from cpplm.generate.project.context import ProjectContext
+from cpplm.generate.project.context import project_context
 from cpplm.generate.tools.toolbox import ToolBox
-from cpplm.generate.truncation import token_ends
 from cpplm.serve.api.chat import add_chat
 from cpplm.serve.api.completions import add_completions
 from cpplm.serve.api.infill import add_infill
@@ -61,8 +60,7 @@ def build(model: ServedModel, settings: ServeSettings, adapters: Sequence[Served
     Raises:
         UserError: keys that are not there, tools that cannot work here, a model that cannot be driven so.
     """
-    folder, ends = settings.project.project, token_ends(model.engine.tokenizer)
-    project = None if folder is None else ProjectContext(folder, ends, settings.project.project_lines)
+    project = project_context(model.engine.tokenizer, settings.project)
     batch, models = settings.batch, (model, *adapters)
     engines = [AsyncEngine(each.engine, batch.limits(), max_waiting=batch.max_waiting) for each in models]
     metrics = Metrics(engines)

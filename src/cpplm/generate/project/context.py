@@ -1,6 +1,7 @@
-"""Text of a project in front of the file that a model fills in, within a share of the prompt.
+"""A project at a cursor: text for the prompt, lines that may be the answer, n-grams beside the model.
 
-It is the lines behind the longest match of the lines above the cursor, anywhere in the project.
+The text stands in front of the file that a model fills in, within a share of the prompt: the lines behind the
+longest match of the lines above the cursor, anywhere in the project.
 """
 
 from __future__ import annotations
@@ -9,10 +10,14 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from cpplm.generate.ngrams import NgramMixture
 from cpplm.generate.project.files import ProjectFiles
 from cpplm.generate.project.line_retrieval import RetrievedLines, retrieve_lines
 from cpplm.generate.project.similar import find_similar
-from cpplm.generate.truncation import TokenEnds, truncate
+from cpplm.generate.project.token_index import Encode, TokenIndex
+from cpplm.generate.settings import ProjectSettings
+from cpplm.generate.truncation import TokenEnds, token_ends, truncate
+from cpplm.tokenizer.tokenizer import Tokenizer
 
 ContextSource = Callable[[int, int], str]
 """Gives text of at most so many tokens for a prompt whose prefix has so many bytes in view."""
@@ -22,13 +27,16 @@ _SHARE = 2  # of a prompt's room the context gets one part in so many at most
 class ProjectContext:
     """A project in memory that gives each cursor its context; for threads, one at a time."""
 
-    def __init__(self, folder: Path, ends: TokenEnds, min_probability: float = 1.0) -> None:
+    def __init__(
+        self, folder: Path, ends: TokenEnds, min_probability: float = 1.0, encode: Encode | None = None
+    ) -> None:
         """Read the project.
 
         Args:
             folder: of the project.
             ends: of the model's tokenizer.
             min_probability: with which lines of the project need no model; 1 = none are looked for.
+            encode: of the tokenizer; without, no n-grams are looked for.
 
         Raises:
             UserError: no C++ there.
@@ -36,6 +44,7 @@ class ProjectContext:
         self._files = ProjectFiles(folder)
         self._ends, self.min_probability = ends, min_probability
         self._lock = threading.Lock()
+        self._tokens = TokenIndex(encode, self._files.files) if encode is not None else None
 
     def source(self, file: str, prefix: str, suffix: str) -> ContextSource:
         """The context of a cursor.
@@ -65,6 +74,13 @@ class ProjectContext:
         with self._lock:
             return retrieve_lines(self._files.files, name, prefix, suffix)
 
+    def ngrams(self, file: str, prefix: str, suffix: str) -> NgramMixture | None:
+        """The n-grams of the project and of the text around a cursor; arguments as of `source`."""
+        if self._tokens is None:
+            return None
+        name, prefix = self._locate(file, prefix, suffix)
+        return self._tokens.mixture(self._files.files, name, prefix, suffix)
+
     def _locate(self, file: str, prefix: str, suffix: str) -> tuple[str, str]:
         """The name of the file with a cursor, and all that is in front of it."""
         with self._lock:
@@ -79,6 +95,18 @@ class ProjectContext:
             return text
         kept = text.encode()[: ends[tokens - 1] if tokens > 0 else 0].decode(errors="ignore")
         return kept[: kept.rfind("\n") + 1]
+
+
+def project_context(tokenizer: Tokenizer, settings: ProjectSettings) -> ProjectContext | None:
+    """The project that settings name, for a model with this tokenizer; None where they name none.
+
+    Raises:
+        UserError: no C++ there.
+    """
+    if settings.project is None:
+        return None
+    encode = tokenizer.encode if settings.project_ngrams == "on" else None
+    return ProjectContext(settings.project, token_ends(tokenizer), settings.project_lines, encode)
 
 
 def truncate_with_context(

@@ -174,9 +174,10 @@ def _request(
     extras = [extra.text for extra in params.input_extra]
     prefix, suffix = params.input_prefix + params.prompt, params.input_suffix if supports_fim else ""
 
-    source = None
+    source = ngrams = None
     if project is not None:
-        source = project.source(params.input_file, prefix, params.input_suffix)
+        cursor = params.input_file, prefix, params.input_suffix
+        source, ngrams = project.source(*cursor), project.ngrams(*cursor)
 
     def attempt(room: int) -> tuple[tuple[GenerationRequest, bool], int]:
         before, behind, truncated = infill_context(builder, extras, prefix, suffix, room, source)
@@ -184,7 +185,7 @@ def _request(
             request = builder.infill(before, behind, sampling)
         else:
             request = builder.model.engine.request(before, settings=sampling)
-        request = replace(request, valid=params.context(prefix, suffix))
+        request = replace(request, valid=params.context(prefix, suffix), ngrams=ngrams)
         return (request, truncated), builder.model.engine.num_prompt_tokens(request)
 
     (request, progress.truncated), progress.prompt_tokens = fit_prompt(
