@@ -55,7 +55,7 @@ from cpplm.tokenizer.tokenizer import Tokenizer
 
 UNPACKED, CONFIGURED = "_jsonl", "_configured"
 # Raised when the documents made from the same input, or their columns, change.
-_FORMAT = 23
+_FORMAT = 24
 
 
 def build(settings: CorpusSettings) -> dict[str, Any]:

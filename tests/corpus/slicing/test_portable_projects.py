@@ -166,6 +166,22 @@ def test_types_that_members_return_values_of_are_complete_where_these_are_called
     assert compile_errors(document.text) == ""
 
 
+@pytest.mark.parametrize(
+    ("parameters", "arguments"), [("const text &t", "1"), ("int n, lib::text t", "0, 1")]
+)
+def test_types_that_arguments_are_converted_to_are_complete(tmp_path, parameters, arguments):
+    members = "".join(f"int member_{n}; " for n in range(90))
+    files = {
+        "lib.h": "namespace lib { class text { public: text(const char *at, int size = 0); text(int); };\n"
+        f"struct other {{ {members}}};\nstruct module {{ other *a; }};\n"
+        f"int show({parameters}); }}\n",
+        "use.cc": f'#include "lib.h"\nint use(lib::module *) {{ return lib::show({arguments}); }}\n',
+    }
+    document = one_document(tmp_path, files, of="use.cc", budget=1_000)
+    assert document.kind == "compilable"
+    assert compile_errors(document.text) == ""
+
+
 def test_a_using_declaration_is_no_definition(tmp_path):
     files = {
         "lib.h": "namespace rtl { struct cell; }\nusing rtl::cell;\nstruct pair { cell *first; };\n"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cpplm.corpus.slicing.expansion import Expansion, Place, Rank
+from cpplm.corpus.slicing.incomplete_types import converts_to
 from cpplm.corpus.slicing.lookup import TYPE_KINDS, Meanings, NameLookup
 from cpplm.corpus.slicing.measure import Measure
 from cpplm.corpus.slicing.shadowing import hiding_names
@@ -72,6 +73,8 @@ class Closure:
     _reached: dict[bytes, set[bytes]] = field(default_factory=lambda: defaultdict(set))
     # And those that return values of them.
     _returned: dict[bytes, set[bytes]] = field(default_factory=lambda: defaultdict(set))
+    # And those that take values of them, to which arguments may be converted.
+    _taken: dict[bytes, set[bytes]] = field(default_factory=lambda: defaultdict(set))
     _completed: tuple[int, int, int] = (0, 0, 0)  # sizes of these when they were last looked at together
     # From `Detail.SKELETON` on, the members that are not left out; where one is that is not among them.
     _called: set[bytes] = field(default_factory=lambda: set(CALLED_UNNAMED))
@@ -143,11 +146,12 @@ class Closure:
                 self._note_macros(item)
             weak: Set[bytes] = frozenset()
             if place in self.reasons and self.detail >= Detail.FORWARD:
-                weak, reached, returned = self.lookup.weak_needs(place, meanings)
-                for name, others in reached:
-                    self._reached[name] |= others
-                for name, functions in returned:
-                    self._returned[name] |= functions
+                weak, *declared = self.lookup.weak_needs(place, meanings)
+                for all_functions, pairs in zip(
+                    (self._reached, self._returned, self._taken), declared, strict=True
+                ):
+                    for name, functions in pairs:
+                        all_functions[name] |= functions
             if self.detail >= Detail.SKELETON:
                 self._call(place, meanings)
             depth = self._depth.get(place, 0) + 1
@@ -183,7 +187,11 @@ class Closure:
             reached = any(not self._used.isdisjoint(self._reached[name]) for name in item.names)
             is_used = item.kind == ItemKind.ALIAS or not self._accesses.isdisjoint(hiding_names(item))
             is_used |= any(not self._used.isdisjoint(self._returned[name]) for name in item.names)
-            if reached and is_used:
+            is_target = any(
+                not self._used.isdisjoint(self._taken[name]) and converts_to(item.text, name)
+                for name in item.names
+            )
+            if (reached and is_used) or is_target:
                 queue.append((place, self._choose(place, weak=False, depth=self._depth[place])))
         self._completed = state
         return bool(queue)

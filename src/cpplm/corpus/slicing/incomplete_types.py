@@ -24,6 +24,11 @@ _INITIALIZERS = re.compile(rb"\)[\w\s]*+:(?!:)")  # `Table() : size(DEFAULT) {}`
 _SCOPE_OF = re.compile(rb"\b(\w+)\s*(?:<[^;{}<>]*>)?\s*::")
 _VALUE_TYPE = re.compile(rb"(?<!\w)([A-Za-z_]\w*+)\s*+(?:<[^;{}()]*>\s*+)?\Z")  # `Range<T *>`
 _LONGEST_TYPE = 300
+# A parameter: `const ns::T &a`, `T a = {}`.
+_CONVERTED = re.compile(
+    rb"\s*+(?:const\s++(?:\w++::)*+(\w++)\s*+&?|(?:\w++::)*+(\w++)(?=\s+\w|\s*\Z))\s*+\w*+\s*+(?:=.*)?",
+    re.DOTALL,
+)
 MEMBER_END = re.compile(rb"[;{}]|\b(?:public|private|protected)\s*:(?!:)")
 
 
@@ -63,6 +68,34 @@ def values_returned(text: bytes, kind: ItemKind) -> Mapping[bytes, Set[bytes]]:
         if type_ is not None:
             found[type_.group(1)].add(function.group(1))
     return found
+
+
+@functools.lru_cache(maxsize=1_024)
+def values_taken(text: bytes, kind: ItemKind) -> Mapping[bytes, Set[bytes]]:
+    """The types that functions declared in an item take values of or constant references to, each with these
+    functions: an argument may be converted to them."""
+    found: dict[bytes, set[bytes]] = defaultdict(set)
+    for part in _declarations(text, kind)[0]:
+        function = METHOD.search(part)
+        if function is not None:
+            for parameter in part[function.end() : part.rfind(b")")].split(b","):
+                taken = _CONVERTED.fullmatch(parameter)
+                if taken is not None:
+                    found[taken.group(1) or taken.group(2)].add(function.group(1))
+    return found
+
+
+@functools.lru_cache(maxsize=1_024)
+def converts_to(text: bytes, name: bytes) -> bool:
+    """True if a class has a constructor that converts: of one argument, and not `explicit`."""
+    constructors = re.finditer(
+        rb"(\bexplicit\s+)?(?<![~\w:])" + name + rb"\s*\(([^()]*)\)\s*(?:noexcept\s*)?[{;:]", text
+    )
+    return any(
+        explicit is None and parameters.strip() and name not in IDENTIFIER.findall(parameters)
+        and all(b"=" in each for each in parameters.split(b",")[1:])
+        for explicit, parameters in (each.groups() for each in constructors)
+    )  # fmt: skip
 
 
 def _declarations(text: bytes, kind: ItemKind) -> tuple[list[bytes], bytes]:

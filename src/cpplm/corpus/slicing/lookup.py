@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from cpplm.corpus.slicing.expansion import Expansion, Place, Rank
-from cpplm.corpus.slicing.incomplete_types import needs_only_declared, values_returned
+from cpplm.corpus.slicing.incomplete_types import needs_only_declared, values_returned, values_taken
 from cpplm.corpus.slicing.multiple_inclusion import needed_definitions, prefer_unconditional
 from cpplm.corpus.slicing.redefined_macros import RedefinedMacros
 from cpplm.corpus.slicing.shadowing import (
@@ -62,12 +62,13 @@ class WeakNeeds(NamedTuple):
     """The types that a borrowed item needs no more of than a declaration.
 
     `reached`: for the types through which something that it declares is reached, that; `returned`: for those
-    that functions return values of, these functions.
+    that functions return values of, these functions; `taken`: the same for those that functions take.
     """
 
     names: Set[bytes]
     reached: Sequence[tuple[bytes, Set[bytes]]]
     returned: Sequence[tuple[bytes, Set[bytes]]]
+    taken: Sequence[tuple[bytes, Set[bytes]]]
 
 
 @dataclass(slots=True)
@@ -152,7 +153,9 @@ class NameLookup:
             reached = [(name, declared[name]) for name in names if declared[name]]
             values = values_returned(item.text, item.kind) if names else {}
             returned = [(name, values[name]) for name in names & values.keys()]
-            meanings.weak = WeakNeeds(names, reached, returned)
+            taking = values_taken(item.text, item.kind) if names else {}
+            taken = [(name, taking[name]) for name in names & taking.keys()]
+            meanings.weak = WeakNeeds(names, reached, returned, taken)
         return meanings.weak
 
     def called(self, place: Place, meanings: Meanings, *, borrowed: bool) -> Set[bytes]:

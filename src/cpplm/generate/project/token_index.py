@@ -62,8 +62,9 @@ class TokenIndex:
             if known is None or known[0] != file:
                 known = file, np.array(self._encode(file.text), np.int32)
             left -= len(known[1])
-            if left >= 0:
-                ids[name] = known
+            if left < 0:
+                break
+            ids[name] = known
         self._index = NgramIndex({name: each for name, (_, each) in ids.items()})
         self._ids, self._files = ids, files
         self._next = time.monotonic() + _PAUSE * (time.monotonic() - begin)
