@@ -65,12 +65,15 @@ from cpplm.generate.settings import (
     SamplingSettings,
     SchedulerLimits,
 )
+from cpplm.serve.api.infill import InfillStop
 
 VISIBLE = (4000, 2000)
 LATENCY_TOKENS, LATENCY_HOLES, ROWS = 16, 60, 16
+RUN_TOKENS = 96  # of runs of lines
 _WORDS = re.compile(r"[^\W\d]\w*")
 Contender = Callable[[FimHole], str]
 Row = tuple[str, dict[str, Any]]
+Answer = tuple[str, list[tuple[str, float]]]
 
 
 class ProjectLines:
@@ -140,27 +143,32 @@ def fit_weights(held_out: HeldOut) -> list[float]:
 def generate(
     model: CheckpointModel,
     requests: Sequence[CodePrompt],
-    kinds: Sequence[str],
+    holes: Sequence[FimHole],
     ngrams: Sequence[NgramMixture | None],
-) -> list[tuple[str, float]]:
-    """Greedy answers, single lines ended at their line break, each with the log-probability of its tokens."""
-    answers = [("", 0.0)] * len(requests)
-    settings = SamplingSettings(max_new_tokens=NEW_TOKENS, temperature=0.0)
-    for is_single in (True, False):
-        chosen = [number for number, kind in enumerate(kinds) if (kind == "single") == is_single]
-        stop = (lambda text: "\n" in text) if is_single else None
-        prompts = (
-            model.engine.request(
-                requests[number].prefix, requests[number].suffix if model.supports_fim else None,
-                spm=model.fim_order == "spm", settings=settings, stop=stop, logprobs=0, ngrams=ngrams[number],
-            )
-            for number in chosen
-        )  # fmt: skip
-        for each in model.engine.complete_many(prompts, SchedulerLimits(max_batch=ROWS)):
-            for completion in each.completions:
-                logprob = sum(token.logprob for token in completion.logprobs)
-                answers[chosen[each.number]] = completion.text, logprob
+) -> list[Answer]:
+    """Greedy answers, single lines ended at their line break, others where `/infill` ends them, each with its
+    tokens' log-probabilities."""
+    answers: list[Answer] = [("", [])] * len(requests)
+    decode = model.engine.tokenizer.decode
+    stops = [InfillStop(0, 0, hole.after) for hole in holes]
+    prompts = (
+        model.engine.request(
+            request.prefix, request.suffix if model.supports_fim else None, spm=model.fim_order == "spm",
+            settings=SamplingSettings(max_new_tokens=new_tokens(hole), temperature=0.0),
+            stop=(lambda text: "\n" in text) if hole.kind == "single" else stop, logprobs=0, ngrams=each,
+        )
+        for request, hole, stop, each in zip(requests, holes, stops, ngrams, strict=True)
+    )  # fmt: skip
+    for answer in model.engine.complete_many(prompts, SchedulerLimits(max_batch=ROWS)):
+        for completion in answer.completions:
+            written = [(decode([token.token]), token.logprob) for token in completion.logprobs]
+            answers[answer.number] = stops[answer.number].cut(completion.text, ended=True), written
     return answers
+
+
+def new_tokens(hole: FimHole) -> int:
+    """Tokens to write at most."""
+    return NEW_TOKENS if hole.kind == "single" else RUN_TOKENS
 
 
 def score(held_out: HeldOut, answers: Sequence[str], bits: Sequence[float | None]) -> dict[str, Any]:
@@ -208,7 +216,7 @@ def latency(model: CheckpointModel, holes: Sequence[FimHole]) -> dict[str, float
 def of_model(run: str, held_out: HeldOut, folder: Path, lines: ProjectLines) -> Iterator[Row]:
     """The figures of a run in each way that it can be asked."""
     model = CheckpointModel.load(ModelSource(run), rows=ROWS)
-    holes, kinds = held_out.holes, [hole.kind for hole in held_out.holes]
+    holes = held_out.holes
     list(model.generate([model.fit(holes[0].request, 8)], SamplingSettings(max_new_tokens=8)))  # warm
     trained = model.supports_fim
     nothing = [None] * len(holes)
@@ -219,31 +227,31 @@ def of_model(run: str, held_out: HeldOut, folder: Path, lines: ProjectLines) -> 
         requests = [hole.request for hole in holes]
         if way == "+project":
             requests = [with_project(model, hole, held_out, folder) for hole in holes]
-        fitted = [model.fit(request, NEW_TOKENS) for request in requests]
+        fitted = [model.fit(request, new_tokens(hole)) for request, hole in zip(requests, holes, strict=True)]
         bits = nothing
         if supports_fim:
             bits = list(model.score_middles(fitted, [hole.middle for hole in holes]))
-        answers = generate(model, fitted, kinds, nothing)
+        answers = generate(model, fitted, holes, nothing)
         yield (
             f"{run} {way}".strip(),
             score(held_out, [text for text, _ in answers], bits) | (latency(model, holes) if not way else {}),
         )
         if way == "+project":
             ngrams = [ngrams_at(model, hole, held_out, folder) for hole in holes]
-            answers = generate(model, fitted, kinds, ngrams)
+            answers = generate(model, fitted, holes, ngrams)
             yield f"{run} +ngrams", score(held_out, [text for text, _ in answers], nothing)
             both = likelier(answers, [lines.retrieve(hole) for hole in holes])
             yield f"{run} +lines", score(held_out, both, nothing)
     model.supports_fim = trained
 
 
-def likelier(answers: Sequence[tuple[str, float]], retrieved: Sequence[RetrievedLines]) -> list[str]:
+def likelier(answers: Sequence[Answer], retrieved: Sequence[RetrievedLines]) -> list[str]:
     """What `serve --project` shows: lines of the project, or what the model writes where it is likelier."""
     return [
         lines.text
-        if lines.text and (lines.probability >= DEFAULT_PROJECT_LINES or lines.is_preferred(logprob))
+        if lines.text and (lines.probability >= DEFAULT_PROJECT_LINES or lines.is_preferred(written))
         else text
-        for lines, (text, logprob) in zip(retrieved, answers, strict=True)
+        for lines, (text, written) in zip(retrieved, answers, strict=True)
     ]
 
 
@@ -264,7 +272,7 @@ def project_at(
 def with_project(model: CheckpointModel, hole: FimHole, held_out: HeldOut, folder: Path) -> CodePrompt:
     """The prompt of a hole with text of its project in front."""
     project, cursor = project_at(model, hole, held_out, folder)
-    return model.fit(hole.request, NEW_TOKENS, project.source(*cursor))
+    return model.fit(hole.request, new_tokens(hole), project.source(*cursor))
 
 
 def ngrams_at(model: CheckpointModel, hole: FimHole, held_out: HeldOut, folder: Path) -> NgramMixture | None:

@@ -47,7 +47,7 @@ def test_the_longest_match_is_that_of_a_search(seed: int) -> None:
         if match is not None and expected is not None:
             length, followers = expected
             most = max(followers.values())
-            assert (match.length, match.count, match.others) == (length, most, followers.total() - most)
+            assert (match.length, match.places, match.others) == (length, most, followers.total() - most)
             assert followers[match.follower] == most
 
 

@@ -289,6 +289,26 @@ def test_lines_that_are_indented_less(indent: int, text: str, cut: str) -> None:
     assert enough(text) == (cut != text)
 
 
+@pytest.mark.parametrize(
+    ("suffix", "text", "cut"),
+    [
+        ("\n}\n", "x;\n}\nint f;", "x;"), ("\n\n  }\n", "x;\n}\n  } \n", "x;\n}"), ("\n}\n", "x;\n}", "x;"),
+        ("\n}\n", "x;\n} else {", "x;\n} else {"), ("\n}\n", "}\n", "}\n"), ("", "x;\n\n", "x;\n\n"),
+        (");\n}\n", "x);\n}\n", "x);"), ("\n  return;\n", "a;\n  return", "a;\n  return"),
+    ],
+)  # fmt: skip
+def test_the_line_behind_the_cursor_is_not_written_again(suffix: str, text: str, cut: str) -> None:
+    stop = InfillStop(0, 0, suffix)
+    assert stop.cut(text, ended=True) == cut
+    shown = ""
+    for end in range(len(text)):  # what was shown stays
+        assert stop.visible(text[:end]).startswith(shown)
+        shown = stop.visible(text[:end])
+        if stop(text[:end]):
+            break
+    assert cut.startswith(shown)
+
+
 def test_time_is_up_behind_a_line_only() -> None:
     enough = InfillStop(0, 1e-9)
     assert not enough("int x")

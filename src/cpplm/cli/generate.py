@@ -43,7 +43,8 @@ def generate(settings: GenerateSettings) -> Report:
     if lines is not None:
         request = replace(request, logprobs=0)
     completions, drafts = _write(engine, settings, request, (prefix, suffix or "") if streams else None)
-    if lines is not None and lines.is_preferred(sum(token.logprob for token in completions[0].logprobs)):
+    written = [(engine.tokenizer.decode([token.token]), token.logprob) for token in completions[0].logprobs]
+    if lines is not None and lines.is_preferred(written):
         return _retrieved(lines, checkpoint.step, prefix, suffix or "")
     figures = {
         "step": checkpoint.step,

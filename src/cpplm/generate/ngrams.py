@@ -41,7 +41,7 @@ class NgramMatch(NamedTuple):
     """The most frequent token behind it."""
     length: int
     """Tokens that match."""
-    count: int
+    places: int
     """Places with this follower."""
     others: int
     """Places with another one."""
@@ -49,7 +49,7 @@ class NgramMatch(NamedTuple):
     @property
     def weight(self) -> float:
         """The share of the probability that the follower gets beside the model's own."""
-        odds = math.log((self.count + 0.5) / (self.others + 0.5))
+        odds = math.log((self.places + 0.5) / (self.others + 0.5))
         score = WEIGHTS[0] + WEIGHTS[1] * math.log2(self.length) + WEIGHTS[2] * odds
         return 1 / (1 + math.exp(-score))
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cpplm.generate.project.files import ProjectFile
 from cpplm.generate.project.line_index import LineIndex, line_pattern
-from cpplm.generate.project.line_retrieval import retrieve_candidates, retrieve_lines
+from cpplm.generate.project.line_retrieval import RetrievedLines, retrieve_candidates, retrieve_lines
 
 SHAPES = """\
 const char* name_of(Shape shape) {
@@ -149,3 +149,11 @@ def test_any_answer_fits(other: str, own: str, more: str, place: int) -> None:
     for candidate in retrieve_candidates(project(a=other, b=own), "", prefix, suffix):
         assert candidate.text.startswith(prefix.rpartition("\n")[2])
         assert candidate.text.endswith(suffix.partition("\n")[0].rstrip())
+
+
+def test_a_model_is_preferred_where_as_many_of_its_lines_are_likely() -> None:
+    one, two = RetrievedLines("a();", 0.1), RetrievedLines("a();\nb();", 0.1)
+    sure = [("c", -0.1), ("();\n", -0.1), ("d();\n", -9.0), ("}", -0.1)]
+    assert not one.is_preferred(sure)
+    assert two.is_preferred(sure)
+    assert one.is_preferred([("c();", -9.0)])

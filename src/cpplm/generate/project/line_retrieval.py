@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,8 +37,18 @@ class RetrievedLines(NamedTuple):
     text: str
     probability: float
 
-    def is_preferred(self, logprob: float) -> bool:
-        """True unless a model's text of this log-probability is `MODEL_ADVANTAGE` times as likely."""
+    def is_preferred(self, written: Iterable[tuple[str, float]]) -> bool:
+        """True unless as many lines that a model writes are `MODEL_ADVANTAGE` times as likely.
+
+        Args:
+            written: by the model, the text of each token and its log-probability.
+        """
+        lines, logprob = self.text.count("\n") + 1, 0.0
+        for text, own in written:
+            logprob += own
+            lines -= text.count("\n")
+            if lines <= 0:
+                break
         return self.probability * MODEL_ADVANTAGE > math.exp(logprob)
 
 

@@ -46,8 +46,8 @@ class InfillProgress(UsageCounter):
     """Time of the first token."""
     probability: float = 0.0
     """Of lines that the project gave instead of the model."""
-    logprob: float = 0.0
-    """Of all that the model wrote, where it was asked for."""
+    written: list[tuple[str, float]] = field(default_factory=list)
+    """Text and log-probability of each of the model's tokens, where they were asked for."""
 
     def timings(self) -> Timings:
         """Durations and rates up to now."""
@@ -62,12 +62,21 @@ class InfillProgress(UsageCounter):
 
 
 class InfillStop:
-    """When to stop before the model does: at a line indented too little, or when it takes too long."""
+    """When to stop before the model does: at the line that is behind the cursor already, at one that is
+    indented too little, or when it takes too long."""
 
-    def __init__(self, indent: int, milliseconds: float) -> None:
-        """Begin; 0 for no such limit."""
+    def __init__(self, indent: int, milliseconds: float, suffix: str = "") -> None:
+        """Begin.
+
+        Args:
+            indent: columns, 0 for no such limit.
+            milliseconds: from the first token on, 0 for no such limit.
+            suffix: the text behind the cursor.
+        """
         self._indent, self._seconds = indent, milliseconds / 1e3
         self._begin: float | None = None
+        lines_behind = (line.rstrip() for line in suffix.split("\n")[1:])
+        self._line_behind = next(filter(None, lines_behind), None)
 
     def __call__(self, text: str) -> bool:
         """Return whether the text so far will do; called after every token."""
@@ -77,15 +86,30 @@ class InfillStop:
             return True
         return self.cut(text) != text
 
-    def cut(self, text: str) -> str:
-        """The text up to the first line, behind the one it begins in, that is indented too little."""
+    def cut(self, text: str, *, ended: bool = False) -> str:
+        """The text up to the first line, behind the one it begins in, that does not belong to it.
+
+        Args:
+            text: so far.
+            ended: its last line is whole.
+        """
         begin = text.find("\n")
-        while self._indent and begin != -1:
-            line = text[begin + 1 :].partition("\n")[0]
+        while begin != -1:
+            line, newline, _ = text[begin + 1 :].partition("\n")
+            is_whole = ended or newline
             if line.strip() and len(line) - len(line.lstrip(" \t")) < self._indent:
+                return text[:begin]
+            if is_whole and line.rstrip() == self._line_behind:
                 return text[:begin]
             begin = text.find("\n", begin + 1)
         return text
+
+    def visible(self, text: str) -> str:
+        """The text without a last line that may become one at which it is cut."""
+        text = self.cut(text)
+        before, newline, last = text.rpartition("\n")
+        is_open = self._line_behind is not None and self._line_behind.startswith(last.rstrip())
+        return before if newline and is_open else text
 
 
 class InfillFormatter(ResponseFormatter):
@@ -136,7 +160,7 @@ def add_infill(routes: APIRouter, service: Service, project: ProjectContext | No
         progress = InfillProgress()
         characters += sys.maxsize if project is not None else 0  # its files may have changed
         sampling = builder.sampling(params)
-        stop = InfillStop(params.n_indent, params.t_max_predict_ms)
+        stop = InfillStop(params.n_indent, params.t_max_predict_ms, params.input_suffix)
         formatter = InfillFormatter(service.model.name, service.model.context, sampling, progress)
         lines = None
         if project is not None and params.n_predict != 0:
@@ -229,7 +253,7 @@ async def _retrieved(
     """Yield lines of the project, cut as what the model writes is."""
     progress.first, progress.stop_type = time.monotonic(), "eos"
     progress.probability = lines.probability
-    text = stop.cut(lines.text)
+    text = stop.cut(lines.text, ended=True)
     for word in settings.stop:
         text = text.partition(word)[0]
     yield Delta(0, text, finish_reason="stop")
@@ -241,7 +265,7 @@ async def _likelier(
 ) -> DeltaStream:  # fmt: skip
     """Yield lines of the project, or what the model wrote where that is preferred."""
     deltas = [delta async for delta in written]
-    if lines.is_preferred(progress.logprob):
+    if lines.is_preferred(progress.written):
         written = _retrieved(lines, settings, stop, progress)
         deltas = [delta async for delta in written]
     for delta in deltas:
@@ -262,9 +286,11 @@ async def _deltas(
                 yield Delta(0, finish_reason="length")
                 return
             progress.completion_tokens += event.is_new
-            progress.logprob += event.logprob.logprob if event.logprob else 0.0
+            if event.logprob is not None:
+                progress.written.append((event.text, event.logprob.logprob))
             text += event.text
-            new = stop.cut(text)[num_shown:]
+            shown = stop.visible(text) if event.completion is None else stop.cut(text, ended=True)
+            new = shown[num_shown:]
             num_shown += len(new)
             if event.completion is not None:
                 progress.stop_type = _stop_type(event.completion, request)
