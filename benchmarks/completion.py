@@ -16,7 +16,7 @@ the text behind it (2,000), and what reads projects the other files.
     RUN +project   with text of the project in front, too (docs/fill-in-the-middle.md)
     RUN +ngrams    and with what follows the last tokens elsewhere in the project
     RUN +lines     as `serve --project`: lines of the project where they are right with probability 0.2 or
-                   more, or what the model writes is not four times as likely; else as RUN +ngrams
+                   more, or what the model writes is not twice as likely; else as RUN +ngrams
 
 `answered at 0.2` is the share of single lines for which `lines` has one of that probability or more, `right
 at 0.2` how many of these are exactly right. `--fit` prints the weights of `lines`, by the likelihood of what

@@ -184,7 +184,7 @@ class ProjectSettings:
     that file in the prompt."""
     project_lines: float = DEFAULT_PROJECT_LINES
     """Lines copied from the project, names replaced, are the answer where their estimated probability of
-    being exactly right is at least this (the model is not run), or unless the model's own text is four times
+    being exactly right is at least this (the model is not run), or unless the model's own text is twice
     as likely (1 = never copy)."""
     project_ngrams: Literal["on", "off"] = "on"
     """What follows the last tokens elsewhere in the project gets a share of the model's probabilities; off

@@ -26,7 +26,7 @@ _MAX_LINES = 8  # of an answer
 # recipes/debian_corpus.sh.
 WEIGHTS = (-7.91, 0.81, 0.82, 0.17, 0.06, 2.27, -0.89, -0.84, 0.6, 2.51, 0.89, -0.13, -0.87)
 
-MODEL_ADVANTAGE = 4.0
+MODEL_ADVANTAGE = 2.0
 """Odds at which a model's text is preferred to lines of the project: models are surer of what they write than
 they are right (LOG.md, 2026-11-29)."""
 
