@@ -10,15 +10,28 @@ METHOD = re.compile(rb"(~?[A-Za-z_]\w*)\s*\(")
 _BRACE = re.compile(rb"[{}]")
 _NESTED = re.compile(rb"\b(?:struct|union)(?:\s+\w+)?\s*\{\Z")
 _QUALIFIED = re.compile(rb"[\w>]\s*::\s*~?\w+\s*\(")
+_CLASS_TEMPLATE = re.compile(rb"\s*template\s*<[^<>{};]*>\s*(?:class|struct)\b")
 _TEMPLATE_PARAMETER = re.compile(rb"\b(?:typename|class)(?:\s*\.\.\.)?\s+(\w+)")
 
 
 def calls_a_parameter(before: bytes, head: bytes, body: bytes) -> bool:
-    """True if a template calls what it is given: a lambda, say, for which its body must be there."""
+    """True if a template calls or forwards what it is given: its body must be there for a lambda."""
     parameters = before[before.rfind(b"template") :] if before.rstrip().endswith(b">") else b""
     for type_ in _TEMPLATE_PARAMETER.findall(parameters + head):
+        if re.search(rb"\bforward\s*<\s*" + type_ + rb"\s*>", body):
+            return True
         for name in re.findall(rb"\b" + type_ + rb"\b[\s&.*]*(\w+)\s*[,)]", head):
             if re.search(rb"\b" + name + rb"\s*\)?\s*\(", body):
+                return True
+    return False
+
+
+def calls_a_member(text: bytes) -> bool:
+    """True for a class template that has a member of its parameter's type and calls it: `Finally<F>`."""
+    template = _CLASS_TEMPLATE.match(text)
+    for type_ in _TEMPLATE_PARAMETER.findall(template.group()) if template is not None else ():
+        for name in re.findall(rb"[;{:]\s*" + type_ + rb"\s+(\w+)\s*;", text):
+            if re.search(rb"(?<![\w:,])\s" + name + rb"\s*\(", text):
                 return True
     return False
 

@@ -15,7 +15,14 @@ from typing import NamedTuple
 
 import tree_sitter
 
-from cpplm.corpus.slicing.members import METHOD, body_of, calls_a_parameter, defines_member, end_of_head
+from cpplm.corpus.slicing.members import (
+    METHOD,
+    body_of,
+    calls_a_member,
+    calls_a_parameter,
+    defines_member,
+    end_of_head,
+)
 from cpplm.corpus.slicing.x_macros import made_enumerators
 from cpplm.cpp.doc_comments import code_end
 from cpplm.cpp.items import Item, ItemKind, mentioned_in
@@ -53,6 +60,7 @@ _PARAMETERS_END = re.compile(rb"\)\s*(?:const\s*)?(?:noexcept\s*)?\Z")
 _COMMA = re.compile(rb"\s*,")
 _LARGE = 32  # members of a class
 _SHORT_BODY = 300  # bytes
+_SHORT_CLASS = 2_000  # bytes
 _LONGEST_ENUMERATION = 1_000_000  # bytes: a longer one is data, and takes minutes
 _ALIGNMENT = re.compile(rb"\balignas\s*\((?:[^()]|\([^()]*\))*\)")
 _CONVERSION = re.compile(rb"::\s*operator\b")
@@ -159,10 +167,10 @@ def outline_of(item: Item, macros: MacroTable, *, bare: bool) -> Outline:
         kept_heads = _KEPT_BARE if bare and not is_short else _KEPT
         if start < position or node.has_error or kept_heads.search(head) or name is None:
             continue
-        if body is not None and calls_a_parameter(code[:start], head, code[body.start_byte : body.end_byte]):
-            continue
         if body is not None:
             head_end = end_of_head(body)
+            if calls_a_parameter(code[:start], head, code[head_end : body.end_byte]):
+                continue
         floor = ends[bisect.bisect(directives, start)]
         before = code_end(plain, start, floor)
         start = max(position, before)  # with the macros before it that are masked
@@ -197,7 +205,9 @@ def _macros_in(text: bytes, members: Sequence[Member]) -> Iterator[Member]:
 
 def _stays_whole(item: Item, text: bytes, *, bare: bool) -> bool:
     """True for what has no body, or needs it."""
-    return item.kind != ItemKind.TYPE and (
+    if item.kind == ItemKind.TYPE:
+        return len(text) < _SHORT_CLASS and calls_a_member(text)
+    return (
         item.kind != ItemKind.FUNCTION
         or (item.body_required and (not bare or _KEPT_BARE.search(text[: text.find(b"{")]) is not None))
         or bool(item.qualifier)
