@@ -181,7 +181,8 @@ class Closure:
             names = set[bytes]().union(*map(self._macros.pop, used))
             self._used |= names
             self._accesses |= names
-        state = (len(self._used), len(self._forward), sum(map(len, self._reached.values())))
+        functions = itertools.chain(self._reached.values(), self._taken.values())
+        state = (len(self._used), len(self._forward), sum(map(len, functions)))
         for place in sorted(self._forward) if state != self._completed else ():
             item = self.expansion.item(place)
             reached = any(not self._used.isdisjoint(self._reached[name]) for name in item.names)
