@@ -15,15 +15,21 @@ _TEMPLATE_PARAMETER = re.compile(rb"\b(?:typename|class)(?:\s*\.\.\.)?\s+(\w+)")
 
 
 def calls_a_parameter(before: bytes, head: bytes, body: bytes) -> bool:
-    """True if a template calls or forwards what it is given: its body must be there for a lambda."""
+    """True if a template calls what it is given: a lambda, say, for which its body must be there."""
     parameters = before[before.rfind(b"template") :] if before.rstrip().endswith(b">") else b""
     for type_ in _TEMPLATE_PARAMETER.findall(parameters + head):
-        if re.search(rb"\bforward\s*<\s*" + type_ + rb"\s*>", body):
-            return True
         for name in re.findall(rb"\b" + type_ + rb"\b[\s&.*]*(\w+)\s*[,)]", head):
             if re.search(rb"\b" + name + rb"\s*\)?\s*\(", body):
                 return True
     return False
+
+
+def forwards_a_parameter(head: bytes, body: bytes) -> bool:
+    """True if a template hands on what it is given, which may be a lambda: `make_ref<T>(args...)`."""
+    return any(
+        re.search(rb"\bforward\s*<\s*" + type_ + rb"\s*>", body)
+        for type_ in _TEMPLATE_PARAMETER.findall(head)
+    )
 
 
 def calls_a_member(text: bytes) -> bool:

@@ -22,6 +22,7 @@ from cpplm.corpus.slicing.members import (
     calls_a_parameter,
     defines_member,
     end_of_head,
+    forwards_a_parameter,
 )
 from cpplm.corpus.slicing.x_macros import made_enumerators
 from cpplm.cpp.doc_comments import code_end
@@ -167,10 +168,10 @@ def outline_of(item: Item, macros: MacroTable, *, bare: bool) -> Outline:
         kept_heads = _KEPT_BARE if bare and not is_short else _KEPT
         if start < position or node.has_error or kept_heads.search(head) or name is None:
             continue
+        if body is not None and _needs_body(item, code[:start], head, code[body.start_byte : body.end_byte]):
+            continue
         if body is not None:
             head_end = end_of_head(body)
-            if calls_a_parameter(code[:start], head, code[head_end : body.end_byte]):
-                continue
         floor = ends[bisect.bisect(directives, start)]
         before = code_end(plain, start, floor)
         start = max(position, before)  # with the macros before it that are masked
@@ -183,7 +184,7 @@ def outline_of(item: Item, macros: MacroTable, *, bare: bool) -> Outline:
         kept += [text[position:start], short]
         size += len(short)
         position = end
-    if not kept and item.kind == ItemKind.FUNCTION and (brace := _body_start(code, lexed, bare=bare)):
+    if not kept and item.kind == ItemKind.FUNCTION and (brace := _body_start(item, code, lexed, bare=bare)):
         kept, position = [text[:brace].rstrip() + b";\n"], len(text)
     short = b"".join([*kept, text[position:]])
     members = (
@@ -216,7 +217,14 @@ def _stays_whole(item: Item, text: bytes, *, bare: bool) -> bool:
     )
 
 
-def _body_start(code: bytes, lexed: LexedSource, *, bare: bool) -> int:
+def _needs_body(item: Item, before: bytes, head: bytes, body: bytes) -> bool:
+    """True for a template that may get a lambda, and be used with it."""
+    if calls_a_parameter(before, head, body):
+        return True
+    return item.kind == ItemKind.FUNCTION and forwards_a_parameter(before + head, body)
+
+
+def _body_start(item: Item, code: bytes, lexed: LexedSource, *, bare: bool) -> int:
     """Offset of the body of a function, by its brackets; 0 if that is not sure, or it has to stay."""
     depth = 0
     for bracket in _BRACKETS.finditer(code):
@@ -226,7 +234,7 @@ def _body_start(code: bytes, lexed: LexedSource, *, bare: bool) -> int:
             is_function = _PARAMETERS_END.search(code, max(0, start - 64), start)
             kept_heads = _KEPT_BARE if bare and len(code) - start >= _SHORT_BODY else _KEPT
             head, body = code[:start], code[start:]
-            has_to_stay = kept_heads.search(head) or calls_a_parameter(b"", head, body)
+            has_to_stay = kept_heads.search(head) or _needs_body(item, b"", head, body)
             return start if is_function and not has_to_stay and (not after or _can_go(after)) else 0
         if bracket.group() == b";" and not depth:
             break
