@@ -168,7 +168,9 @@ def outline_of(item: Item, macros: MacroTable, *, bare: bool) -> Outline:
         kept_heads = _KEPT_BARE if bare and not is_short else _KEPT
         if start < position or node.has_error or kept_heads.search(head) or name is None:
             continue
-        if body is not None and _needs_body(item, code[:start], head, code[body.start_byte : body.end_byte]):
+        if body is not None and _needs_body(
+            item, code[:start], head, code[body.start_byte : body.end_byte], bare=bare
+        ):
             continue
         if body is not None:
             head_end = end_of_head(body)
@@ -217,11 +219,11 @@ def _stays_whole(item: Item, text: bytes, *, bare: bool) -> bool:
     )
 
 
-def _needs_body(item: Item, before: bytes, head: bytes, body: bytes) -> bool:
+def _needs_body(item: Item, before: bytes, head: bytes, body: bytes, *, bare: bool) -> bool:
     """True for a template that may get a lambda, and be used with it."""
     if calls_a_parameter(before, head, body):
         return True
-    return item.kind == ItemKind.FUNCTION and forwards_a_parameter(before + head, body)
+    return not bare and item.kind == ItemKind.FUNCTION and forwards_a_parameter(before + head, body)
 
 
 def _body_start(item: Item, code: bytes, lexed: LexedSource, *, bare: bool) -> int:
@@ -234,7 +236,7 @@ def _body_start(item: Item, code: bytes, lexed: LexedSource, *, bare: bool) -> i
             is_function = _PARAMETERS_END.search(code, max(0, start - 64), start)
             kept_heads = _KEPT_BARE if bare and len(code) - start >= _SHORT_BODY else _KEPT
             head, body = code[:start], code[start:]
-            has_to_stay = kept_heads.search(head) or _needs_body(item, b"", head, body)
+            has_to_stay = kept_heads.search(head) or _needs_body(item, b"", head, body, bare=bare)
             return start if is_function and not has_to_stay and (not after or _can_go(after)) else 0
         if bracket.group() == b";" and not depth:
             break
