@@ -147,8 +147,7 @@ def outline_of(item: Item, macros: MacroTable, *, bare: bool) -> Outline:
     functions, data = _droppable(code, plain)
     unnamed = set(data if bare else ())
     functions = [node for node in functions if node not in unnamed]
-    kept: list[bytes] = []
-    members: list[Member] = []
+    kept, members = list[bytes](), list[Member]()
     position = size = 0
     for node in sorted([*functions, *unnamed], key=lambda node: (node.start_byte, -node.end_byte)):
         start, end = node.start_byte, node.end_byte
@@ -168,9 +167,8 @@ def outline_of(item: Item, macros: MacroTable, *, bare: bool) -> Outline:
         kept_heads = _KEPT_BARE if bare and not is_short else _KEPT
         if start < position or node.has_error or kept_heads.search(head) or name is None:
             continue
-        if body is not None and _needs_body(
-            item, code[:start], head, code[body.start_byte : body.end_byte], bare=bare
-        ):
+        text_of_body = code[body.start_byte : body.end_byte] if body is not None else b""
+        if text_of_body and _needs_body(item, code[:start], head, text_of_body, bare=bare):
             continue
         if body is not None:
             head_end = end_of_head(body)
