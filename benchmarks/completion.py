@@ -54,7 +54,7 @@ from cpplm.evaluate.fim.report import edit_similarity, normalize_layout
 from cpplm.evaluate.models.checkpoint_model import CheckpointModel
 from cpplm.evaluate.models.code_model import CodePrompt
 from cpplm.evaluate.texts import Text, read_texts
-from cpplm.generate.ngrams import NgramMixture
+from cpplm.generate.ngram_mixture import NgramMixture
 from cpplm.generate.project.context import ProjectContext, project_context
 from cpplm.generate.project.files import ProjectFile
 from cpplm.generate.project.line_retrieval import RetrievedLines, retrieve_candidates, retrieve_lines

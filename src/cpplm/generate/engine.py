@@ -23,7 +23,7 @@ from itertools import islice
 from cpplm.core.errors import UserError
 from cpplm.dataloader.fim import render_fim_prompt
 from cpplm.generate.grammar import Grammar, GrammarCompiler
-from cpplm.generate.ngrams import NgramMixture
+from cpplm.generate.ngram_mixture import NgramMixture
 from cpplm.generate.scheduler import Scheduler
 from cpplm.generate.sequence import CompletionOutput, GenerationRequest, StopCondition
 from cpplm.generate.settings import SamplingSettings, SchedulerLimits

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from cpplm.core.errors import UserError
 from cpplm.generate.grammar import Grammar
-from cpplm.generate.ngrams import MAX_MATCH, NgramMixture
+from cpplm.generate.ngram_mixture import MAX_MATCH, NgramMixture
 from cpplm.generate.sampling import apply_penalties, random_stream, sample
 from cpplm.generate.settings import SamplingSettings
 from cpplm.generate.valid_cpp import CppContext, CppSyntax

@@ -187,7 +187,7 @@ class ProjectSettings:
     being exactly right is at least this (the model is not run), or unless the model's own text is twice
     as likely (1 = never copy)."""
     project_ngrams: Literal["on", "off"] = "on"
-    """What follows the last tokens elsewhere in the project gets a share of the model's probabilities; off
+    """N-grams of the project: what follows the last tokens there gets a share of the probability; off
     for models that know the project, or that are much larger than those of an hour."""
 
     def __post_init__(self) -> None:

@@ -10,11 +10,11 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cpplm.generate.ngrams import NgramMixture
+from cpplm.generate.ngram_mixture import NgramMixture
 from cpplm.generate.project.files import ProjectFiles
 from cpplm.generate.project.line_retrieval import RetrievedLines, retrieve_lines
+from cpplm.generate.project.project_ngrams import Encode, ProjectNgrams
 from cpplm.generate.project.similar import find_similar
-from cpplm.generate.project.token_index import Encode, TokenIndex
 from cpplm.generate.settings import ProjectSettings
 from cpplm.generate.truncation import TokenEnds, token_ends, truncate
 from cpplm.tokenizer.tokenizer import Tokenizer
@@ -44,7 +44,7 @@ class ProjectContext:
         self._files = ProjectFiles(folder)
         self._ends, self.min_probability = ends, min_probability
         self._lock = threading.Lock()
-        self._tokens = TokenIndex(encode, self._files.files) if encode is not None else None
+        self._tokens = ProjectNgrams(encode, self._files.files) if encode is not None else None
 
     def source(self, file: str, prefix: str, suffix: str) -> ContextSource:
         """The context of a cursor.

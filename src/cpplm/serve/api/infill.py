@@ -62,7 +62,7 @@ class InfillProgress(UsageCounter):
 
 
 class InfillStop:
-    """When to stop before the model does: at the line that is behind the cursor already, at one that is
+    """Ends of a suggestion before the model's own: at the line that is behind the cursor already, at one that is
     indented too little, or when it takes too long."""
 
     def __init__(self, indent: int, milliseconds: float, suffix: str = "") -> None:

@@ -1,4 +1,4 @@
-"""What follows the last tokens elsewhere in a project, interpolated with what a model expects.
+"""N-gram model of a project, interpolated with the probabilities of a neural one.
 
 A cache language model (Kuhn and De Mori 1990) of unbounded order (infini-gram, Liu et al. 2024, arXiv
 2401.17377): of the longest end of the context that stands in the project, up to `MAX_MATCH` tokens, the token
@@ -94,7 +94,7 @@ class NgramIndex:
         return None
 
     def _intervals(self, context: Sequence[int]) -> list[tuple[int, int]]:
-        """Where in the order the places stand that match the last token, the last two, and so on."""
+        """Ranges of the order with the places that match the last token, the last two, and so on."""
         ids, order = self._ids_N, self._order_N
         first, end = 0, len(order)
         found: list[tuple[int, int]] = []

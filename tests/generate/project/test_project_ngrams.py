@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from cpplm.generate.project import token_index
+from cpplm.generate.project import project_ngrams
 from cpplm.generate.project.context import project_context
 from cpplm.generate.project.files import ProjectFile
-from cpplm.generate.project.token_index import TokenIndex
+from cpplm.generate.project.project_ngrams import ProjectNgrams
 from cpplm.generate.settings import ProjectSettings
 from cpplm.tokenizer.tokenizer import Tokenizer
 
@@ -21,14 +21,14 @@ def file(text: str, changed: int = 0) -> ProjectFile:
     return ProjectFile(Path("x.cpp"), (changed, len(text)), text)
 
 
-def follower(index: TokenIndex, files: dict[str, ProjectFile], name: str = "") -> str | None:
+def follower(index: ProjectNgrams, files: dict[str, ProjectFile], name: str = "") -> str | None:
     match = index.mixture(files, name, "", "").longest_match(encode("return "))
     return None if match is None else chr(match.follower)
 
 
 def test_files_that_change_are_read_again_in_the_background() -> None:
     files = {"a": file("return a;"), "b": file("int b;")}
-    index = TokenIndex(encode, files)
+    index = ProjectNgrams(encode, files)
     assert follower(index, files) == "a"
     assert follower(index, files, "a") is None  # the cursor is in it
     changed = {**files, "a": file("return c;", 1)}
@@ -42,9 +42,9 @@ def test_files_that_change_are_read_again_in_the_background() -> None:
 
 
 def test_what_is_too_much_leaves_the_oldest_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_index, "MAX_TOKENS", 12)
+    monkeypatch.setattr(project_ngrams, "MAX_TOKENS", 12)
     files = {"old": file("return a;", 1), "new": file("return b;", 2)}
-    assert follower(TokenIndex(encode, files), files) == "b"
+    assert follower(ProjectNgrams(encode, files), files) == "b"
 
 
 def test_the_text_around_a_cursor_counts_and_its_saved_file_does_not(

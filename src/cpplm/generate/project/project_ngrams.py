@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from cpplm.generate.ngrams import NgramIndex, NgramMixture
+from cpplm.generate.ngram_mixture import NgramIndex, NgramMixture
 from cpplm.generate.project.files import ProjectFile
 
 Encode = Callable[[str], list[int]]
@@ -19,7 +19,7 @@ _MAX_CHARS = 32_000  # of the file with the cursor, on each side
 _PAUSE = 50  # times as long as making an index takes nobody makes the next one
 
 
-class TokenIndex:
+class ProjectNgrams:
     """An n-gram index that follows a project's files."""
 
     def __init__(self, encode: Encode, files: Mapping[str, ProjectFile]) -> None:

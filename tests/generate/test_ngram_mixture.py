@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cpplm.generate.engine import Engine
-from cpplm.generate.ngrams import MAX_MATCH, NgramIndex, NgramMatch, NgramMixture
+from cpplm.generate.ngram_mixture import MAX_MATCH, NgramIndex, NgramMatch, NgramMixture
 from cpplm.generate.settings import SamplingSettings
 from cpplm.model.config import ModelConfig
 from cpplm.tokenizer.tokenizer import Tokenizer
