@@ -62,8 +62,8 @@ class InfillProgress(UsageCounter):
 
 
 class InfillStop:
-    """Ends of a suggestion before the model's own: at the line that is behind the cursor already, at one that is
-    indented too little, or when it takes too long."""
+    """Ends of a suggestion before the model's own: at the line that is behind the cursor already, at one
+    that is indented too little, or when it takes too long."""
 
     def __init__(self, indent: int, milliseconds: float, suffix: str = "") -> None:
         """Begin.
